@@ -4,7 +4,6 @@ import functools
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,8 +15,11 @@ from contextlib import closing
 import numpy as np
 import psutil
 import pytest
-from actors_in_tests import Weighted, envs_of, fill, kill_worker, rest_of, taken
+from actors_in_tests import Weighted, envs_of, expect_every_step, fill, kill_worker, rest_of, taken
+from fork_server_in_tests import wait_until
+from hammers import together
 from interrupts import at_point
+from programs import completed
 from scripted import Mortal, Scripted, by_env, policy
 from small_envs import Small
 
@@ -67,8 +69,7 @@ def test_actors_act_while_the_learner_has_a_batch():
     with envs_of(num_workers=2) as envs, pysampler.Actors(envs, policy, high=32) as actors:
         fill(actors)
         assert len(actors.take(32)) == 32
-        while len(actors) < 32:
-            os.sched_yield()
+        wait_until(lambda: len(actors) >= 32)
 
 
 def test_a_batch_stays_unchanged_until_the_next_take():
@@ -83,13 +84,10 @@ def test_a_batch_stays_unchanged_until_the_next_take():
 def test_take_returns_available_records_at_the_deadline(monkeypatch, tmp_path):
     monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 0.1)
     hangs = tmp_path / "hangs"
-    with closing(
-        pysampler.VectorEnv([functools.partial(Mortal, "hang", 3, hangs)], num_workers=1)
-    ) as envs:
+    with pysampler.VectorEnv([functools.partial(Mortal, "hang", 3, hangs)], num_workers=1) as envs:
         actors = pysampler.Actors(envs, lambda o: np.sin(o[:, 1:]), high=64)
         actors.begin()
-        while not hangs.exists():
-            os.sched_yield()
+        wait_until(hangs.exists)
         assert len(actors.take(5, timeout=0.5)) <= 2
         assert len(actors.take(5, timeout=0.01, min_records=5)) <= 2
         assert len(actors.take(5, timeout=0)) == 0
@@ -127,9 +125,7 @@ def test_stop_loses_no_recorded_step(workers):
         actors = pysampler.Actors(envs, policy, high=40)
         batches = taken(actors, 100)
         batches += rest_of(actors)
-        steps = envs.stats().steps.count
-        rows = by_env(batches)
-        assert [len(rows[env]) for env in range(6)] == steps.tolist()
+        expect_every_step(envs, batches)
         assert actors.take(5) is None
         assert actors.stopped
 
@@ -332,7 +328,7 @@ class MadeSlowly(Scripted):
 def test_take_returns_at_the_deadline_while_the_only_worker_is_replaced(tmp_path):
     gate = tmp_path / "gate"
     fns = [functools.partial(MadeSlowly, tmp_path / "mark", gate)]
-    made = closing(pysampler.VectorEnv(fns, num_workers=1, on_worker_loss="restart"))
+    made = pysampler.VectorEnv(fns, num_workers=1, on_worker_loss="restart")
     with made as envs, pysampler.Actors(envs, policy) as actors:
         actors.take(1)
         kill_worker(envs)
@@ -365,13 +361,9 @@ def test_the_program_exits_cleanly_with_open_actors():
         actors = pysampler.Actors("CartPole-v1", policy, num_envs=4)
         print(len(actors.take(10)), *actors.envs._pool.pids)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed("-c", textwrap.dedent(script))
     assert done.stderr == ""
-    while any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()[1:]):
-        os.sched_yield()
+    wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split()[1:]))
 
 
 def test_concurrent_take_raises_busy_error(tmp_path, monkeypatch):
@@ -394,8 +386,7 @@ def test_concurrent_take_raises_busy_error(tmp_path, monkeypatch):
                 actors.take(1, timeout=0)
             except BusyError:
                 break
-        while not (tmp_path / "hangs").exists():
-            os.sched_yield()
+        wait_until((tmp_path / "hangs").exists)
         with pytest.warns(UserWarning, match="under way"):
             actors.close()
 
@@ -531,8 +522,7 @@ def test_an_env_error_comes_before_the_records_that_are_left(kind):
     """Also if the env itself has lost a worker."""
     with envs_of_failing(kind("a bug")) as envs, pysampler.Actors(envs, policy) as actors:
         actors.begin()
-        while not envs._pool.ready:
-            os.sched_yield()
+        wait_until(lambda: envs._pool.ready)
         assert len(actors) > 0
         with pytest.raises(EnvError, match="a bug"):
             actors.take(1)
@@ -553,15 +543,7 @@ def test_stop_in_a_forked_child_does_not_stop_the_actors():
 def test_threads_that_use_actors_at_once_begin_them_once():
     for _ in range(3):
         with envs_of(num_workers=2) as envs, pysampler.Actors(envs, Weighted()) as actors:
-            threads = [
-                threading.Thread(target=actors.publish),
-                threading.Thread(target=lambda: actors.take(5)),
-                threading.Thread(target=actors.stats),
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            together(actors.publish, lambda: actors.take(5), actors.stats)
             assert actors.version == 2
 
 
@@ -641,8 +623,7 @@ def test_close_waits_for_a_thread_that_begins_the_actors(tmp_path):
         beginning = threads.submit(actors.begin)
         (tmp_path / "at work").read_text()
         closing = threads.submit(actors.close)
-        while not actors.closed:
-            os.sched_yield()
+        wait_until(lambda: actors.closed)
         (tmp_path / "go on").write_text("")
         assert isinstance(beginning.exception(), ClosedError)
         closing.result()

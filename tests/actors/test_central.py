@@ -3,14 +3,14 @@
 import functools
 import itertools
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 from actors_in_tests import OnDevice, Weighted, envs_of, fill, rest_of, taken
+from fork_server_in_tests import wait_until
 from interrupts import at_point
+from programs import completed
 from scripted import policy
 
 import pysampler
@@ -65,8 +65,7 @@ class Gated:
         self.gate, self.calls = gate, 0
 
     def __call__(self, observations):
-        while self.calls == 1 and not self.gate.exists():
-            os.sched_yield()
+        wait_until(lambda: self.calls != 1 or self.gate.exists())
         self.calls += 1
         count = len(observations)
         return np.zeros((count, 2), np.float32), {"together": np.full(count, count)}
@@ -153,8 +152,7 @@ def test_workers_that_ask_meanwhile_are_acted_for_at_once(tmp_path):
     ):
         actors.begin()
         requests = actors._requests
-        while (requests._asked == requests._answered).any():
-            os.sched_yield()
+        wait_until(lambda: (requests._asked != requests._answered).all())
         gate.touch()
         together = set()
         # The first call was for one to three workers; the second is for all others, unless one is
@@ -186,8 +184,7 @@ def test_error_of_the_policy_is_raised_if_the_workers_end_during_the_check(tmp_p
 
     def failing(observations):
         if threading.current_thread() is not threading.main_thread():
-            while not go.exists():
-                os.sched_yield()
+            wait_until(go.exists)
             raise ValueError("no such action")
         return policy(observations.numpy())
 
@@ -281,8 +278,7 @@ actors.take(100, min_records=100)
 sys.exit(3)
 """
     for _ in range(5):
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert (ended.returncode, ended.stderr) == (3, "")
+        assert completed("-c", program, code=3).stderr == ""
 
 
 def test_dropped_actors_end_their_thread():

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.utils import RunningMeanStd
 from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
+from policies_in_tests import mean_and_variance, still
 from scripted import Mortal, Scripted
 from small_envs import Small
 
@@ -17,10 +18,6 @@ import pysampler
 GAMMA = 0.9
 SCRIPT = "....t..cb"
 make = functools.partial(Scripted, SCRIPT)
-
-
-def still(observations):
-    return np.zeros((len(observations), 2), np.float32)
 
 
 def all_of(actors, count):
@@ -85,13 +82,6 @@ def steps_and_returns(count):
     return steps, returns
 
 
-def total(values):
-    """Mean and variance of ``values``, with a prior N(0, 1) that weighs as 1e-4 of a value."""
-    values, count = np.array(values, np.float64), len(values) + 1e-4
-    mean = values.sum() / count
-    return mean, (((values - mean) ** 2).sum() + 1e-4 * (1 + mean**2)) / count
-
-
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("steps", [None, 5])
 def test_statistics_cover_everything_the_envs_returned(num_workers, steps):
@@ -109,7 +99,7 @@ def test_statistics_cover_everything_the_envs_returned(num_workers, steps):
     seen, returns = (np.concatenate([one[part] for one in made]) for part in (0, 1))
     for name, values, at in (("observations", seen, 2), ("returns", returns, ())):
         assert state[f"{name}.count"] == pytest.approx(len(values) + 1e-4, abs=1e-6)
-        mean, variance = total(values)
+        mean, variance = mean_and_variance(values)
         np.testing.assert_allclose(state[f"{name}.mean"][at], mean, rtol=1e-10)
         np.testing.assert_allclose(state[f"{name}.variance"][at], variance, rtol=1e-10)
 

@@ -9,6 +9,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from actors_in_tests import expect_every_step
+from fork_server_in_tests import wait_until
 from gymnasium import spaces
 from interrupts import at_point
 from scripted import Mortal, by_env
@@ -52,9 +54,7 @@ def test_phases_lose_no_record(workers, low, size):
                 assert sum(map(len, batches)) - before == 64 - low
             if phase.number == 8:
                 actors.stop()
-        steps = envs.stats().steps.count
-        rows = by_env(batches)
-        assert [len(rows[env]) for env in range(4)] == steps.tolist()
+        expect_every_step(envs, batches)
 
 
 @pytest.mark.slow
@@ -108,8 +108,7 @@ def test_actors_resume_although_the_ring_has_records_of_the_next_phase(monkeypat
             phase = next(phases)
             assert sum(map(len, (phase.take(2), phase.take(1)))) == 3
             second.set()  # pushes a record, since there is room, and then blocks
-            while not actors._progress.blocked[actors._first_groups].all():
-                os.sched_yield()
+            wait_until(lambda: actors._progress.blocked[actors._first_groups].all())
             assert len(phase.take(4)) == len(actors) == 1
             first.clear()
             phase = next(phases)
@@ -133,12 +132,9 @@ def test_records_left_in_a_phase_are_the_next_one():
 
 
 def test_a_phase_ends_despite_a_record_claimed_by_a_dead_process(tmp_path):
-    def wait_for_the_gate(env):
-        while not (tmp_path / "gate").exists():
-            os.sched_yield()
-
-    fns = [functools.partial(Timed, 10, before=wait_for_the_gate)] * 4
-    with closing(pysampler.VectorEnv(fns, num_workers=1)) as envs:
+    gate = tmp_path / "gate"
+    fns = [functools.partial(Timed, 10, before=lambda env: wait_until(gate.exists))] * 4
+    with pysampler.VectorEnv(fns, num_workers=1) as envs:
         actors = pysampler.Actors(envs, act)
         phases = actors.phases(4 * _CHUNK + 2)  # nothing is left to hand over
         actors.begin()
@@ -148,7 +144,7 @@ def test_a_phase_ends_despite_a_record_claimed_by_a_dead_process(tmp_path):
             actors._ring.claim()
             os._exit(0)
         os.waitpid(child, 0)
-        (tmp_path / "gate").touch()
+        gate.touch()
         for phase in phases:
             assert sum(map(len, phase.batches(16))) == 4 * _CHUNK + 2
             if phase.number == 3:
@@ -172,8 +168,7 @@ def test_records_left_in_a_phase_return_in_the_next_unless_dropped(drop):
         else:
             assert stats.dropped == 0
             rest = [records.copy() for records in actors.batches(50, min_records=1)]
-            rows = by_env(seen + rest)
-            assert [len(rows[i]) for i in range(4)] == envs.stats().steps.count.tolist()
+            expect_every_step(envs, seen + rest)
 
 
 @pytest.mark.slow
@@ -246,9 +241,7 @@ def test_phases_end_after_a_stop_even_if_the_learner_takes_nothing(workers):
 
 
 def test_a_loss_is_raised_although_the_learner_takes_nothing_from_the_last_phase():
-    with closing(
-        pysampler.VectorEnv([functools.partial(Mortal, "die", 40)], num_workers=1)
-    ) as envs:
+    with pysampler.VectorEnv([functools.partial(Mortal, "die", 40)], num_workers=1) as envs:
         actors = pysampler.Actors(envs, lambda observations: np.sin(observations[:, 1:]))
         with pytest.raises(WorkerLostError, match="worker 0"):
             for phase in actors.phases(64):
@@ -267,8 +260,7 @@ def test_records_of_an_interrupted_take_stay_in_their_phase():
         batches += [records.copy() for records in second.batches(16)]
         actors.stop()
         batches += [records.copy() for records in actors.batches(64, min_records=1)]
-        rows = by_env(batches)
-        assert [len(rows[env]) for env in range(4)] == envs.stats().steps.count.tolist()
+        expect_every_step(envs, batches)
 
 
 @pytest.mark.parametrize("count", ["x", 0, 2.5, None])

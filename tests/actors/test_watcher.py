@@ -14,7 +14,9 @@ import numpy as np
 import psutil
 import pytest
 from disk import full_after, small_disk
+from fork_server_in_tests import wait_until
 from forks_in_tests import Fork
+from hammers import calling, together
 from interrupts import at_point
 from scripted import Mortal, Scripted, policy
 from small_envs import Small
@@ -59,8 +61,7 @@ class ConstantPolicy:
 def test_episodes_that_do_not_fit_into_the_ring_cause_a_warning(monkeypatch):
     monkeypatch.setattr(watcher, "_SLOTS", 4)
     with pysampler.Watcher(ConstantPolicy(), RewardsAction, repeat=True) as watching:
-        while watching._state.episodes < 8:
-            os.sched_yield()
+        wait_until(lambda: watching._state.episodes >= 8)
         with pytest.warns(UserWarning, match=r"[1-9]\d* episodes are missing in the curve"):
             assert len(watching.curve) >= 4
 
@@ -89,8 +90,7 @@ def test_the_worker_is_at_least_as_nice_as_the_program():
 
 def test_each_episode_uses_the_newest_weights():
     with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
-        while len(watcher.curve) < 1:
-            os.sched_yield()
+        wait_until(lambda: len(watcher.curve) >= 1)
         for value in range(1, 6):
             version = watcher.publish({"weight": value}, at=100 * value)
             while value == 3 and watcher._state.episodes < value + 1:
@@ -114,8 +114,7 @@ def test_repeat_plays_episodes_without_new_weights():
 
 def test_wait_returns_episodes_that_ended_before_a_refused_publish():
     with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
-        while len(watcher.curve) < 1:
-            os.sched_yield()
+        wait_until(lambda: len(watcher.curve) >= 1)
         with pytest.raises(TypeError, match="cannot publish weights: int, expected a dict of"):
             watcher.publish(5)
         assert len(watcher.wait(1, float("inf"))) == 1
@@ -261,8 +260,7 @@ def test_episodes_of_a_failed_watcher_stay_readable():
 
 def test_episodes_of_a_closed_watcher_stay_readable():
     with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
-        while watcher._state.episodes < 1 or len(watcher._ring) < 1:
-            os.sched_yield()
+        wait_until(lambda: watcher._state.episodes >= 1 and len(watcher._ring) >= 1)
     assert watcher.curve["length"].tolist() == [3]
     with pytest.raises(ClosedError):
         watcher.publish({"weight": 1})
@@ -302,45 +300,23 @@ def test_wait_raises_once_the_publishing_actors_are_closed():
             watcher.wait(1)
 
 
-def in_threads(*functions):
-    """Call each function repeatedly in its own thread until the first was called 200 times."""
-    raised = []
-    over = threading.Event()
-
-    def run(function, count):
-        try:
-            while count != 0 and not over.is_set():
-                function()
-                count -= 1
-        except BaseException as error:
-            raised.append(error)
-        finally:
-            if count >= 0:
-                over.set()
-
-    counts = [200] + [-1] * (len(functions) - 1)
-    threads = [
-        threading.Thread(target=run, args=pair) for pair in zip(functions, counts, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert raised == []
-
-
 @pytest.mark.slow
 def test_threads_may_read_the_curve_while_others_publish():
     with (
         pysampler.Actors(RewardsAction, ConstantPolicy(), num_envs=2) as actors,
         pysampler.Watcher(actors, RewardsAction, repeat=True) as watcher,
     ):
-        in_threads(
-            lambda: watcher.wait(1, 10),
-            actors.publish,
-            lambda: watcher.curve,
-            lambda: watcher.curve,
-        )
+        over = threading.Event()
+
+        def wait():
+            try:
+                for _ in range(200):
+                    watcher.wait(1, 10)
+            finally:
+                over.set()
+
+        read = calling(lambda: watcher.curve, until=over)
+        together(wait, calling(actors.publish, until=over), read, read)
         assert not watcher.closed
         assert (watcher.curve["length"] == 3).all()
         assert len(watcher.curve) >= 200
@@ -352,27 +328,17 @@ def test_a_watcher_may_open_and_close_while_another_thread_publishes():
         with pysampler.Watcher(actors, RewardsAction) as watcher:
             assert len(watcher.wait(1, 30)) == 1
 
-    with pysampler.Actors(RewardsAction, ConstantPolicy(), num_envs=2) as actors:
+    actors = pysampler.Actors(RewardsAction, ConstantPolicy(), num_envs=2)
+    with actors, ThreadPoolExecutor(1) as pool:
         actors.begin()
         over = threading.Event()
-        raised = []
-
-        def publish():
-            try:
-                while not over.is_set():
-                    actors.publish()
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=publish)
-        thread.start()
+        publishing = pool.submit(calling(actors.publish, until=over))
         try:
             for _ in range(8):
                 cycle()
         finally:
             over.set()
-            thread.join()
-        assert raised == []
+        publishing.result()
         assert actors._followers == []
 
 
@@ -401,8 +367,7 @@ def test_a_raising_signal_handler_loses_no_episode():
         watcher.wait(1)
         for n in itertools.count(1):
             watcher.publish({"weight": n})
-            while len(watcher._ring) == 0:
-                os.sched_yield()
+            wait_until(lambda: len(watcher._ring) > 0)
             reached, _, where = at_point(n, lambda: watcher.curve)
             assert watcher.curve["return"].tolist() == [3.0 * i for i in range(n + 1)], where
             if not reached:

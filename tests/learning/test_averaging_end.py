@@ -4,14 +4,13 @@ import contextlib
 import functools
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import psutil
 import pytest
 from averaging_in_tests import WORKERS, Adds, left
 from interrupts import at_each_point
+from programs import completed
 
 from pysampler._learning.averaging import Averaging
 from pysampler.errors import BusyError, ClosedError, WaitTimeoutError, WorkerLostError
@@ -296,8 +295,8 @@ print(*averaging._pool.pids, averaging.weights["w"])
 
 @pytest.mark.slow
 def test_a_program_that_never_closes_leaves_no_process():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = completed("-c", PROGRAM)
+    assert done.stderr == ""
     *pids, weights = done.stdout.split()
     assert weights == "[3.]"
     assert not any(psutil.pid_exists(int(pid)) for pid in pids)

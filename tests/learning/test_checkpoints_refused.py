@@ -18,6 +18,7 @@ from checkpoints_in_tests import Holder, make_replay, names
 from disk import full_after
 from interrupts import SEED
 from made_up import same
+from programs import completed
 
 import pysampler
 from pysampler._learning.checkpoints import Checkpoints
@@ -439,14 +440,9 @@ KILLED = """if True:
 @pytest.mark.slow
 def test_a_kill_at_any_call_of_save_leaves_complete_checkpoints():
     # A separate process without threads forks a child to be killed at each point.
-    run = subprocess.run(
-        [sys.executable, "-c", inspect.getsource(Stopper) + KILLED],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )
-    assert (run.returncode, run.stderr) == (0, "")
+    program = inspect.getsource(Stopper) + KILLED
+    run = completed("-c", program, timeout=None, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    assert run.stderr == ""
     seen = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
     assert len(seen) > 50
     assert seen == sorted(seen, key=lambda one: one[:2])  # from old to new, never back

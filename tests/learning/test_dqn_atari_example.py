@@ -10,6 +10,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
+from replay_in_tests import add_alone
 from small_envs import Small
 
 import pysampler
@@ -182,13 +183,8 @@ def test_updates_move_values_of_taken_actions_to_the_goals(dqn):
     learner, _ = learner_of(dqn, n_step=1, gamma=0.0, rate=1e-3)
     images = np.random.default_rng(1).integers(0, 256, (6, 4, 6, 5), dtype=np.uint8)
     actions, rewards = np.arange(6) % 3, np.array([1.0, -1, 0, -1, 0, 1])
-    learner.replay.add(
-        {"observations": images, "next_observations": images, "actions": actions},
-        rewards=rewards,
-        terminated=np.zeros(6),
-        truncated=np.zeros(6),
-        env=np.zeros(6, int),
-    )
+    fields = {"observations": images, "next_observations": images, "actions": actions}
+    add_alone(learner.replay, fields, rewards=rewards)
     for _ in range(100):
         learner.update()
     with torch.no_grad():
@@ -199,10 +195,8 @@ def test_updates_move_values_of_taken_actions_to_the_goals(dqn):
 def test_the_target_network_is_copied_every_few_updates(dqn):
     learner, _ = learner_of(dqn, target=10, updates=4)
     images = np.zeros((6, 4, 6, 5), np.uint8)
-    learner.replay.add(
-        {"observations": images, "next_observations": images, "actions": np.zeros(6, int)},
-        **dict.fromkeys(("rewards", "terminated", "truncated", "env"), np.zeros(6)),
-    )
+    fields = {"observations": images, "next_observations": images, "actions": np.zeros(6, int)}
+    add_alone(learner.replay, fields)
     first = learner.net.head.bias.tolist()
     for updates in range(4, 41, 4):
         before = learner.target.head.bias.tolist()

@@ -49,14 +49,8 @@ EVERYTHING = ["observations", "actions", "rewards", "extras", "infos"]
 def test_statistics_of_rollouts(options):
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING, window=7)
     newest = []
-    with pysampler.Rollouts(
-        *(Steps, policy, 10),
-        num_envs=4,
-        vector_kwargs={"num_workers": 2},
-        info_keys=["at"],
-        seed=1,
-        **options,
-    ) as rollouts:
+    options = {"num_envs": 4, "num_workers": 2, "info_keys": ["at"], **options}
+    with pysampler.Rollouts(Steps, policy, 10, seed=1, **options) as rollouts:
         for _ in range(20):
             rollout = next(rollouts)
             found = statistics.add(rollout)
@@ -71,9 +65,8 @@ def test_statistics_of_rollouts(options):
 def test_statistics_of_records(steps):
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
     lengths = []
-    with pysampler.Actors(
-        Steps, policy, num_envs=4, vector_kwargs={"num_workers": 2}, steps=steps, seed=1
-    ) as actors:
+    options = {"num_envs": 4, "num_workers": 2, "steps": steps}
+    with pysampler.Actors(Steps, policy, seed=1, **options) as actors:
         for _ in range(30):
             records = actors.take(20, min_records=7)
             found = statistics.add(records)
@@ -85,9 +78,7 @@ def test_statistics_of_records(steps):
 
 def test_episodes_with_missing_parts_are_left_out():
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
-    with pysampler.Rollouts(
-        Steps, policy, 10, num_envs=6, vector_kwargs={"num_workers": 0}, seed=1
-    ) as rollouts:
+    with pysampler.Rollouts(Steps, policy, 10, num_envs=6, num_workers=0, seed=1) as rollouts:
         next(rollouts)  # not passed to the statistics
         for number in range(30):
             rollout = next(rollouts)
@@ -97,7 +88,7 @@ def test_episodes_with_missing_parts_are_left_out():
             assert len(found.get("length", ())) <= len(rollout.ended)
     assert statistics.count > 10
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
-    with pysampler.Actors(Steps, policy, num_envs=2, vector_kwargs={"num_workers": 0}) as actors:
+    with pysampler.Actors(Steps, policy, num_envs=2, num_workers=0) as actors:
         for number in range(200):
             records = actors.take(11, min_records=11)
             if number % 4:
@@ -107,10 +98,8 @@ def test_episodes_with_missing_parts_are_left_out():
 
 def test_lost_and_warm_up_episodes_do_not_count():
     statistics = pysampler.EpisodeStatistics(describe, keep=EVERYTHING)
-    kwargs = {"num_workers": 2, "on_worker_loss": "restart"}
-    with pysampler.Rollouts(
-        *(Steps, policy, 9), num_envs=4, vector_kwargs=kwargs, warm_up=30, seed=1
-    ) as rollouts:
+    options = {"num_envs": 4, "num_workers": 2, "on_worker_loss": "restart"}
+    with pysampler.Rollouts(Steps, policy, 9, warm_up=30, seed=1, **options) as rollouts:
         whole = 0
         for number in range(20):
             rollout = next(rollouts)
@@ -167,12 +156,8 @@ def test_parts_of_two_episodes_are_never_joined(steps):
         return {"lowest": episode.observations.min(), "highest": episode.observations.max()}
 
     eight = functools.partial(Small, 8, cut=True, observe=lambda env: np.array([env.episodes]))
-    with pysampler.Actors(
-        *(eight, np.copy),
-        num_envs=1,
-        vector_kwargs={"num_workers": 0},
-        steps=steps,
-    ) as actors:
+    options = {"num_envs": 1, "num_workers": 0, "steps": steps}
+    with pysampler.Actors(eight, np.copy, **options) as actors:
         taken = actors.take(100, min_records=40)
         records = taken.copy()
     half = 4 if steps is None else 1

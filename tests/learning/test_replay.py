@@ -12,7 +12,7 @@ from forks_in_tests import Fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupts import at_each_point
-from replay_in_tests import NAN, add, expected, history, make, one
+from replay_in_tests import NAN, add, add_alone, expected, filled, history, make, one
 
 from pysampler import ReplayBuffer
 from pysampler.errors import LayoutError
@@ -54,8 +54,7 @@ def test_n_step_returns_stop_at_episode_ends(seed, envs, capacity, n_step, sizes
 
 
 def test_uniform_sampling_is_uniform():
-    replay = make(8, seed=1)
-    add(replay, history(np.random.default_rng(0), 2, 20))
+    replay = filled(8, 2, 20, seed=1)
     counts = np.bincount(replay.sample(80_000).fields["number"], minlength=20)
     assert (counts[:12] == 0).all()
     assert (abs(counts[12:] - 10_000) < 500).all()
@@ -87,8 +86,7 @@ def test_priorities_set_frequencies_and_weights_correct_them(capacity):
 
 def test_batches_convert_to_tensors():
     torch = pytest.importorskip("torch")
-    replay = make(8)
-    add(replay, history(np.random.default_rng(0), 2, 20))
+    replay = filled(8, 2, 20)
     batch = replay.sample(4).torch()
     assert batch.fields["number"].dtype == torch.int64
     assert batch.rewards.dtype == batch.discounts.dtype == batch.weights.dtype == torch.float32
@@ -117,8 +115,7 @@ def test_a_loaded_replay_continues_like_the_saved_one(alpha, tmp_path):
 
 
 def test_a_damaged_file_is_refused(tmp_path):
-    replay = make(50)
-    add(replay, history(np.random.default_rng(0), 2, 60))
+    replay = filled(50, 2, 60)
     path = tmp_path / "replay.npz"
     replay.save(path)
     whole = path.read_bytes()
@@ -155,8 +152,7 @@ def test_a_failed_save_keeps_the_old_file(module, name, tmp_path, monkeypatch):
     def interrupt(*_, **__):
         raise Interrupted
 
-    replay = make(5)
-    add(replay, history(np.random.default_rng(0), 1, 3))
+    replay = filled(5, 1, 3)
     path = tmp_path / "replay.npz"
     replay.save(path)
     monkeypatch.setattr(module, name, interrupt)
@@ -227,17 +223,8 @@ def test_steps_with_gaps_are_not_joined():
     replay = ReplayBuffer(100, {"next_x": np.zeros(())}, n_step=2, gamma=1.0)
 
     def add(numbers, begins):
-        count = len(numbers)
-        zeros = np.zeros(count)
-        replay.add(
-            {"next_x": np.array(numbers, float)},
-            rewards=np.ones(count),
-            terminated=zeros,
-            truncated=zeros,
-            env=zeros,
-            numbers=numbers,
-            begins=begins,
-        )
+        fields, ones = {"next_x": np.array(numbers, float)}, np.ones(len(numbers))
+        add_alone(replay, fields, rewards=ones, numbers=numbers, begins=begins)
 
     add([0, 1, 5, 6], [1, 0, 0, 0])
     add([7, 8], [0, 1])
@@ -247,11 +234,7 @@ def test_steps_with_gaps_are_not_joined():
     assert batch.next_fields["next_x"].tolist() == [1, 1, 6, 7, 7, 9, 9, 15]
     assert batch.rewards.tolist() == [2, 1, 2, 2, 1, 2, 1, 1]
     with pytest.raises(ValueError, match="numbers of shape"):
-        replay.add(
-            {"next_x": np.zeros(2)},
-            **{name: np.zeros(2) for name in ("rewards", "terminated", "truncated", "env")},
-            numbers=[1],
-        )
+        add_alone(replay, {"next_x": np.zeros(2)}, numbers=[1])
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -431,13 +414,8 @@ def test_a_forked_child_samples_its_own_records():
 
     def fill(value):
         rows = np.full((64, 512), float(value))
-        replay.add(
-            {"observations": rows, "next_observations": rows},
-            rewards=rows[:, 0],
-            terminated=np.zeros(64),
-            truncated=np.zeros(64),
-            env=np.zeros(64, int),
-        )
+        fields = {"observations": rows, "next_observations": rows}
+        add_alone(replay, fields, rewards=rows[:, 0])
 
     def look(wait):
         wait()

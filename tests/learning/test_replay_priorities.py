@@ -6,16 +6,14 @@ import re
 
 import numpy as np
 import pytest
-from replay_in_tests import NAN, add, expected, history, make
+from replay_in_tests import NAN, add, add_alone, expected, filled, history, make
 
 from pysampler import ReplayBuffer
 from pysampler.errors import LayoutError
 
 
 def prioritized(capacity, count, **options):
-    replay = make(capacity, **{"alpha": 1.0, "seed": 1, **options})
-    add(replay, history(np.random.default_rng(0), 1, count))
-    return replay
+    return filled(capacity, 1, count, **{"alpha": 1.0, "seed": 1, **options})
 
 
 def leaves(replay):
@@ -199,8 +197,7 @@ def test_fields_of_any_name_and_dtype_round_trip(tmp_path):
         else np.array(["x", "yz", ""], one.dtype)
         for name, one in like.items()
     }
-    flags = np.zeros(3)
-    replay.add(values, rewards=flags, terminated=flags, truncated=flags, env=flags)
+    add_alone(replay, values)
     replay.save(tmp_path / "replay")
     loaded = ReplayBuffer.load(tmp_path / "replay")
     assert [*loaded._ring.fields] == [*replay._ring.fields]

@@ -4,13 +4,13 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from programs import completed
 from small_envs import Small
 from trainings_in_tests import killed_after
 
@@ -24,10 +24,9 @@ ACTIONS = gym.spaces.Box(
 
 
 def run(*arguments):
-    command = [sys.executable, str(EXAMPLES / "sac.py"), "--quiet", "--json", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    program = str(EXAMPLES / "sac.py")
+    done = completed(program, "--quiet", "--json", *arguments, timeout=None)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture

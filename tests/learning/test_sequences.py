@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_in_tests import add, history, make
+from replay_in_tests import add, add_alone, filled, history, make
 
 import pysampler
 from pysampler import ReplayBuffer
@@ -130,14 +130,8 @@ def test_returns_of_rewards_of_several_numbers_are_summed_for_each():
     replay = ReplayBuffer(
         9, {"number": np.zeros(()), "rewards": np.zeros(2)}, n_step=3, gamma=0.5, sequences=True
     )
-    zeros = np.zeros(5, bool)
-    replay.add(
-        {"number": np.arange(5)},
-        rewards=np.column_stack((np.arange(5), np.full(5, 8))),
-        terminated=np.arange(5) == 4,
-        truncated=zeros,
-        env=zeros.astype(int),
-    )
+    rewards = np.column_stack((np.arange(5), np.full(5, 8)))
+    add_alone(replay, {"number": np.arange(5)}, rewards=rewards, terminated=np.arange(5) == 4)
     drawn = replay.sample_sequences(40, 5)
     whole = drawn.rewards[drawn.indices == 0][0]
     assert whole[:, 0].tolist() == [1, 2.75, 4.5, 5, 4]
@@ -147,18 +141,8 @@ def test_returns_of_rewards_of_several_numbers_are_summed_for_each():
 def test_sequences_stop_at_episodes_begun_without_an_end():
     """After a lost worker, sequences do not cross into the new episode even with beyond_ends."""
     replay = make(20, sequences=True)
-    count = 6
-    zeros = np.zeros(count, bool)
-    fields = {"number": np.arange(count), "next_number": np.arange(count)}
-    begins = np.arange(count) == 3
-    replay.add(
-        fields,
-        rewards=zeros,
-        terminated=zeros,
-        truncated=zeros,
-        env=zeros.astype(int),
-        begins=begins,
-    )
+    fields = {"number": np.arange(6), "next_number": np.arange(6)}
+    add_alone(replay, fields, begins=np.arange(6) == 3)
     drawn = replay.sample_sequences(50, 6, burn_in=6, beyond_ends=True)
     for row, mask in zip(drawn.fields["number"], drawn.mask, strict=True):
         assert {tuple(row[mask])} <= {(0, 1, 2), (3, 4, 5)}
@@ -166,15 +150,8 @@ def test_sequences_stop_at_episodes_begun_without_an_end():
 
 def test_sequences_stop_at_missing_records():
     replay = make(20, sequences=True)
-    zeros = np.zeros(4, bool)
-    replay.add(
-        {"number": np.arange(4), "next_number": np.arange(4)},
-        rewards=zeros,
-        terminated=zeros,
-        truncated=zeros,
-        env=zeros.astype(int),
-        numbers=[5, 6, 8, 9],
-    )
+    fields = {"number": np.arange(4), "next_number": np.arange(4)}
+    add_alone(replay, fields, numbers=[5, 6, 8, 9])
     drawn = replay.sample_sequences(50, 4, burn_in=4)
     for row, mask in zip(drawn.fields["number"], drawn.mask, strict=True):
         assert tuple(row[mask]) in {(0, 1), (2, 3)}
@@ -220,7 +197,6 @@ def test_state_returns_the_stored_state_of_the_first_step():
     ],
 )
 def test_bad_sequence_arguments_are_refused(call, message):
-    replay = make(8, sequences=True)
-    add(replay, history(np.random.default_rng(0), 1, 5))
+    replay = filled(8, 1, 5, sequences=True)
     with pytest.raises(ValueError, match=message):
         call(replay)

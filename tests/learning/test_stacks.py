@@ -43,10 +43,11 @@ def played(random, envs, steps, depth, end, padding, still=0.0):
 
 
 def columns(rows):
+    """Return the arguments that add records."""
     stacks, after, numbers, env, terminated, truncated = map(np.array, zip(*rows, strict=True))
     fields = {"stack": stacks, "next_stack": after, "number": numbers}
     ends = {"terminated": terminated, "truncated": truncated}
-    return fields, {"rewards": np.zeros(len(rows)), "env": env, **ends}
+    return {"fields": fields, "rewards": np.zeros(len(rows)), "env": env, **ends}
 
 
 def make(capacity, depth, **options):
@@ -78,8 +79,7 @@ def test_batches_and_sequences_equal_whole_stacks(
     done = 0
     for size in sizes:
         if size:
-            fields, rest = columns(rows[done : done + size])
-            replay.add(fields, **rest)
+            replay.add(**columns(rows[done : done + size]))
         done += size
         if done == 0:
             continue
@@ -105,9 +105,8 @@ def test_samples_equal_a_plain_buffers_samples(alpha):
     options = {"n_step": 3, "alpha": alpha, "seed": 1}
     buffers = make(2000, 4, **options), make(2000, 4, stacks=["stack"], **options)
     for begin in range(0, 5000, 250):
-        fields, rest = columns(rows[begin : begin + 250])
         for buffer in buffers:
-            buffer.add(fields, **rest)
+            buffer.add(**columns(rows[begin : begin + 250]))
         plain, once = (buffer.sample(64) for buffer in buffers)
         for name in ("stack", "number"):
             np.testing.assert_array_equal(once.fields[name], plain.fields[name])
@@ -143,9 +142,8 @@ def test_every_counted_record_is_drawn_unchanged(
     whole, once = make(capacity, depth, **options), make(capacity, depth, stacks="stack", **options)
     done = 0
     for size in sizes:
-        fields, rest = columns(rows[done : done + size])
         for buffer in (whole, once):
-            buffer.add(fields, **rest)
+            buffer.add(**columns(rows[done : done + size]))
         done += size
         assert 1 <= len(once) <= len(whole)
         batch = once.sample(20 * len(once))
@@ -167,8 +165,7 @@ def test_repeated_frames_do_not_cost_records(envs, still):
     rows = played(np.random.default_rng(1), envs, 3000, 4, 0.0, "reset", still)
     replay = make(400, 4, stacks="stack", seed=1)
     for begin in range(0, 3000, 50):
-        fields, rest = columns(rows[begin : begin + 50])
-        replay.add(fields, **rest)
+        replay.add(**columns(rows[begin : begin + 50]))
         numbers = np.unique(replay.sample(10_000).fields["number"])
         np.testing.assert_array_equal(numbers, np.arange(begin + 50)[-400:])
     assert len(replay) == 400
@@ -187,8 +184,7 @@ def test_short_episodes_cost_only_the_oldest_records():
     """Each episode has two frames, so the oldest half of the records loses some of them."""
     rows = played(np.random.default_rng(1), 1, 400, 3, 2.0, "reset")
     replay = make(200, 3, stacks="stack", seed=1)
-    fields, rest = columns(rows)
-    replay.add(fields, **rest)
+    replay.add(**columns(rows))
     numbers = replay.sample(500).fields["number"]
     assert numbers.min() > 200
     assert len(np.unique(numbers)) > 90
@@ -218,8 +214,7 @@ def test_the_newest_record_keeps_its_oldest_frames(alpha):
 def test_sampling_skips_records_that_lost_frames():
     rows = played(np.random.default_rng(1), 1, 400, 3, 2.0, "reset")
     replay = make(200, 3, stacks="stack", alpha=1.0, seed=1)
-    fields, rest = columns(rows)
-    replay.add(fields, **rest)
+    replay.add(**columns(rows))
     batch = replay.sample(500)
     replay.update(batch.indices, np.full(500, 1e-9))  # now draws only records without frames
     assert replay.sample(500).fields["number"].min() > 200
@@ -229,13 +224,11 @@ def test_a_replay_of_stacks_round_trips(tmp_path):
     rows = played(np.random.default_rng(1), 3, 300, 4, 0.05, "zero")
     replay = make(100, 4, stacks=["stack"], n_step=2, alpha=0.6, seed=1)
     for begin in range(0, 200, 50):
-        fields, rest = columns(rows[begin : begin + 50])
-        replay.add(fields, **rest)
+        replay.add(**columns(rows[begin : begin + 50]))
     replay.save(tmp_path / "replay.npz")
     again = ReplayBuffer.load(tmp_path / "replay.npz")
-    fields, rest = columns(rows[200:])
     for buffer in (replay, again):
-        buffer.add(fields, **rest)
+        buffer.add(**columns(rows[200:]))
     one, other = replay.sample(50), again.sample(50)
     np.testing.assert_array_equal(one.fields["stack"], other.fields["stack"])
     np.testing.assert_array_equal(one.next_fields["next_stack"], other.next_fields["next_stack"])
@@ -256,13 +249,13 @@ def test_bad_stacks_are_refused(stacks):
 def test_an_interrupted_add_loses_no_records():
     """The addition resumes after any interrupt; no frames are stored without their records."""
     rows = played(np.random.default_rng(1), 2, 260, 4, 0.05, "reset")
-    fields, rest = columns(rows[:200])
+    first = columns(rows[:200])
     whole = make(100, 4, stacks=["stack"], seed=1)
-    whole.add(fields, **rest)
-    more, more_rest = columns(rows[200:])
+    whole.add(**first)
+    more = columns(rows[200:])
     for place in range(1, 200, 17):
         replay = make(100, 4, stacks=["stack"], seed=1)
-        replay.add(fields, **rest)
+        replay.add(**first)
         store, calls = replay._stores["stack"], itertools.count(1)
         numbers_of = store._numbers_of
 
@@ -273,7 +266,7 @@ def test_an_interrupted_add_loses_no_records():
 
         store._numbers_of = interrupted
         try:
-            replay.add(more, **more_rest)
+            replay.add(**more)
         except KeyboardInterrupt:
             assert place <= 120
         assert replay.added == 260
@@ -287,8 +280,7 @@ def test_an_interrupted_add_loses_no_records():
 def test_arrays_without_oldest_frames_are_loaded(end, full):
     rows = played(np.random.default_rng(1), 2, 300, 4, end, "zero")
     replay = make(100, 4, stacks=["stack"], seed=1)
-    fields, rest = columns(rows)
-    replay.add(fields, **rest)
+    replay.add(**columns(rows))
     arrays = replay.to_arrays()
     del arrays["oldest 0"]
     again = ReplayBuffer.from_arrays(arrays)
@@ -301,8 +293,7 @@ def test_arrays_without_oldest_frames_are_loaded(end, full):
 
 def test_damaged_oldest_frames_are_refused():
     replay = make(10, 3, stacks="stack", seed=1)
-    fields, rest = columns(played(np.random.default_rng(1), 1, 30, 3, 0.0, "reset"))
-    replay.add(fields, **rest)
+    replay.add(**columns(played(np.random.default_rng(1), 1, 30, 3, 0.0, "reset")))
     arrays = replay.to_arrays()
     for damage in (1000, -np.arange(10) * 1000):
         with pytest.raises(ValueError, match="older than their oldest"):

@@ -8,6 +8,5 @@ import pysampler
 
 @pytest.fixture(params=[0, 2], ids=["in process", "in workers"])
 def envs(request):
-    made = pysampler.VectorEnv([lambda: Scripted("..t.")] * 4, num_workers=request.param)
-    yield made
-    made.close()
+    with pysampler.VectorEnv([lambda: Scripted("..t.")] * 4, num_workers=request.param) as envs:
+        yield envs

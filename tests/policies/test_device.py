@@ -22,10 +22,7 @@ ENV = "CartPole-v1"
 
 
 def sample(policy, count=3, **options):
-    kwargs = {"num_workers": 0}
-    with pysampler.Rollouts(
-        ENV, policy, 16, num_envs=4, vector_kwargs=kwargs, seed=1, **options
-    ) as made:
+    with pysampler.Rollouts(ENV, policy, 16, num_envs=4, num_workers=0, seed=1, **options) as made:
         return [next(made).copy() for _ in range(count)]
 
 
@@ -62,11 +59,7 @@ def test_tasks_are_sampled_on_a_device():
         return params - observations
 
     with pysampler.MultiTaskSampler(
-        "pysampler.envs.meta:Navigation2D-v0",
-        policy,
-        num_envs=4,
-        vector_kwargs={"num_workers": 0},
-        device="cpu",
+        "pysampler.envs.meta:Navigation2D-v0", policy, num_envs=4, num_workers=0, device="cpu"
     ) as sampler:
         assert sampler.sample(5, params=0.5).steps == 20
 

@@ -9,6 +9,7 @@ from gymnasium.wrappers.utils import RunningMeanStd
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from policies_in_tests import still
 from scripted import Scripted
 from small_envs import Small
 
@@ -50,18 +51,11 @@ def test_moments_equal_gymnasiums_bit_for_bit(batches):
     assert ours.count == theirs.count
 
 
-def still(observations):
-    return np.zeros((4, 2), np.float32)
-
-
 def used(normalizer):
     """Use a normalizer in a rollout; return it."""
     envs = [lambda: Scripted("..t.")] * 4
-    kwargs = {"num_workers": 0}
-    with pysampler.Rollouts(
-        envs, still, 5, seed=1, vector_kwargs=kwargs, normalize=normalizer
-    ) as rollouts:
-        next(rollouts)
+    with pysampler.Rollouts(envs, still, 5, seed=1, num_workers=0, normalize=normalizer) as some:
+        next(some)
     return normalizer
 
 

@@ -90,11 +90,10 @@ def test_a_policy_sent_again_does_not_repeat_numbers(workers):
         version = 0
 
     policy = Changing()
-    with pysampler.Rollouts(envs, policy, 5, policy_in="workers", seed=3) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 5, policy_in="workers", seed=3) as rollouts:
         actions = []
         for policy.version in range(3):
             actions.append(next(rollouts).actions.copy())
-    envs.close()
     assert len(np.unique(actions)) == np.size(actions)
 
 
@@ -113,9 +112,8 @@ def test_policies_with_generators_act_alike_everywhere():
         kwargs = {key: way[key] for key in ("num_workers", "groups") if key in way}
         options = {key: way[key] for key in way if key not in kwargs}
         envs = pysampler.VectorEnv([lambda: Scripted("..t.")] * 4, **kwargs)
-        with pysampler.Rollouts(envs, with_generators, 5, seed=11, **options) as rollouts:
+        with envs, pysampler.Rollouts(envs, with_generators, 5, seed=11, **options) as rollouts:
             runs.append([next(rollouts).actions.copy() for _ in range(3)])
-        envs.close()
     assert len(np.unique(runs[0])) == np.size(runs[0])
     for way, run in zip(WHERE, runs, strict=True):
         np.testing.assert_array_equal(run, runs[0], err_msg=str(way))
@@ -125,11 +123,10 @@ def test_policies_with_generators_act_alike_everywhere():
 @pytest.mark.parametrize("policy", [OfTorch(), with_generators], ids=named)
 def test_a_replacement_draws_new_numbers(policy):
     envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2, on_worker_loss="restart")
-    with pysampler.Rollouts(envs, policy, 5, policy_in="workers", seed=5) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 5, policy_in="workers", seed=5) as rollouts:
         before = next(rollouts).actions.copy()
         os.kill(envs._pool.pids[0], signal.SIGKILL)
         after = next(rollouts).actions.copy()
-    envs.close()
     assert len(np.unique([before, after])) == before.size * 2
 
 
@@ -233,9 +230,8 @@ class Seeded(HeldGenerator):
     ],
 )
 def test_generators_inside_policies_differ_between_workers(make):
-    envs = pysampler.VectorEnv([Scripted] * 4, num_workers=2)
-    runs = [first(envs, make(), policy_in="workers", seed=3)["actions"] for _ in range(2)]
-    envs.close()
+    with pysampler.VectorEnv([Scripted] * 4, num_workers=2) as envs:
+        runs = [first(envs, make(), policy_in="workers", seed=3)["actions"] for _ in range(2)]
     assert not np.isin(runs[0][:, :2], runs[0][:, 2:]).any()
     np.testing.assert_array_equal(*runs)
 
@@ -301,11 +297,10 @@ def test_a_seeded_run_repeats_with_a_replaced_worker(policy, tmp_path):
     for name in ("first", "second"):
         dies = functools.partial(Mortal, "die", 3, tmp_path / name)
         envs = pysampler.VectorEnv([dies], num_workers=1, on_worker_loss="restart")
-        with pysampler.Rollouts(envs, policy, 8, seed=5, policy_in="workers") as rollouts:
+        with envs, pysampler.Rollouts(envs, policy, 8, seed=5, policy_in="workers") as rollouts:
             rollout = next(rollouts)
             assert rollout.lost.sum() == 1
             runs.append((rollout.observations.copy(), rollout.actions.copy()))
-        envs.close()
     for one, other in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -326,12 +321,11 @@ def test_a_seeded_run_repeats_despite_pauses_and_evaluations(envs):
 def test_training_does_not_reuse_the_seeds_of_an_evaluation():
     envs = pysampler.make_vec("CartPole-v1", 2, vector_kwargs={"num_workers": 0})
     begun = []
-    with pysampler.Rollouts(envs, lambda o: np.zeros(len(o), int), 5, seed=3) as rollouts:
+    with envs, pysampler.Rollouts(envs, lambda o: np.zeros(len(o), int), 5, seed=3) as rollouts:
         for _ in range(2):
             next(rollouts)
             pysampler.evaluate(rollouts, lambda o: np.zeros(len(o), int), 2, seed=9)
             begun.append(next(rollouts).observations[0].copy())
-    envs.close()
     assert not np.isin(*begun).any()
 
 

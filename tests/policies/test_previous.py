@@ -70,9 +70,8 @@ def expect_previous(rollouts, count):
 )
 @pytest.mark.parametrize(("workers", "groups"), [(0, 1), (2, 1), (2, 2)])
 def test_rollouts_pass_previous_actions_and_rewards(options, workers, groups):
-    kwargs = {"num_workers": workers, "groups": groups}
     with pysampler.Rollouts(
-        Walk, Policy(), 7, num_envs=6, vector_kwargs=kwargs, seed=1, **options
+        Walk, Policy(), 7, num_envs=6, num_workers=workers, groups=groups, seed=1, **options
     ) as rollouts:
         if not options.get("reset_each"):
             expect_previous(rollouts, 8)
@@ -85,14 +84,8 @@ def test_rollouts_pass_previous_actions_and_rewards(options, workers, groups):
 
 
 def test_partial_rollouts_pass_previous_rewards():
-    with pysampler.Rollouts(
-        *(Walk, Policy(), 5),
-        num_envs=6,
-        vector_kwargs={"num_workers": 2, "groups": 3},
-        min_envs=1,
-        allow_partial=True,
-        seed=1,
-    ) as rollouts:
+    options = {"num_workers": 2, "groups": 3, "min_envs": 1, "allow_partial": True}
+    with pysampler.Rollouts(Walk, Policy(), 5, num_envs=6, seed=1, **options) as rollouts:
         for _ in range(30):
             rollout = next(rollouts)
             for t, env in zip(*np.nonzero(rollout.valid[1:]), strict=True):
@@ -144,9 +137,7 @@ def test_modules_get_previous_actions_and_rewards_as_tensors():
             seen = {"sum": state + previous_rewards, "state": state + previous_rewards}
             return previous_actions + 0.125, seen
 
-    with pysampler.Rollouts(
-        Walk, Net(), 6, num_envs=3, vector_kwargs={"num_workers": 0}, seed=1
-    ) as rollouts:
+    with pysampler.Rollouts(Walk, Net(), 6, num_envs=3, num_workers=0, seed=1) as rollouts:
         for _ in range(4):
             rollout = next(rollouts)
             running = ~rollout.starts[:-1]
@@ -166,9 +157,7 @@ def test_previous_dict_actions_keep_their_structure():
         push = (previous_actions["push"] + 1) % 3
         return {"push": push, "by": previous_actions["by"] + np.full((count, 2), 0.1, np.float32)}
 
-    with pysampler.Rollouts(
-        make, policy, 20, num_envs=2, vector_kwargs={"num_workers": 0}, seed=1
-    ) as rollouts:
+    with pysampler.Rollouts(make, policy, 20, num_envs=2, num_workers=0, seed=1) as rollouts:
         rollout = next(rollouts)
         for t in range(1, 20):
             before = np.where(rollout.starts[t], 0, rollout.actions["push"][t - 1])
@@ -179,12 +168,8 @@ def test_a_setting_named_previous_rewards_takes_precedence():
     def policy(observations, previous_rewards=None):
         return np.full((len(observations), 2), previous_rewards.mean(), np.float32)
 
-    with pysampler.Actors(
-        *(Walk, policy),
-        num_envs=2,
-        vector_kwargs={"num_workers": 0},
-        settings={"previous_rewards": [0.5, 0.5]},
-    ) as actors:
+    settings = {"previous_rewards": [0.5, 0.5]}
+    with pysampler.Actors(Walk, policy, num_envs=2, num_workers=0, settings=settings) as actors:
         assert (actors.take(20).actions == 0.5).all()
         assert "previous_rewards" not in actors.like
 
@@ -194,9 +179,7 @@ def test_extras_named_previous_rewards_are_refused():
         return np.zeros((len(observations), 2)), {"previous_rewards": previous_rewards}
 
     with (
-        pysampler.Rollouts(
-            Walk, policy, 6, num_envs=2, vector_kwargs={"num_workers": 0}
-        ) as rollouts,
+        pysampler.Rollouts(Walk, policy, 6, num_envs=2, num_workers=0) as rollouts,
         pytest.raises(ValueError, match="'previous_rewards' has the name of one of its"),
     ):
         next(rollouts)

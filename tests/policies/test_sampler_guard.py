@@ -11,8 +11,8 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError
 from interrupts import Interrupted
 from scripted import Scripted
+from vectors import begun
 
-import pysampler
 from pysampler import _core
 from pysampler._policies.sampler import Leasable, Sampler, makes_envs
 from pysampler.errors import BusyError, ClosedError
@@ -43,8 +43,7 @@ class Counting(Sampler):
 
 @pytest.fixture
 def envs():
-    with pysampler.VectorEnv([Scripted] * 2, num_workers=0) as envs:
-        envs.reset(seed=3)
+    with begun([Scripted] * 2, num_workers=0, seed=3) as envs:
         yield envs
 
 

@@ -10,6 +10,8 @@ from walks import SPECS, Walk, results
 import pysampler
 from pysampler import EpisodeSpec
 
+played = functools.partial(pysampler.evaluate, seed=11)
+
 
 class Drawing:
     """A recurrent policy that draws, and takes all further arguments."""
@@ -50,9 +52,7 @@ def expected(episodes=None):
 @pytest.mark.parametrize("where", ["main", "workers"])
 @pytest.mark.parametrize("num_envs", [1, 2, 16])
 def test_results_do_not_depend_on_the_number_of_envs(num_envs, where):
-    evaluation = pysampler.evaluate(
-        Walk, Drawing(), SPECS, seed=11, num_envs=num_envs, num_workers=0, policy_in=where
-    )
+    evaluation = played(Walk, Drawing(), SPECS, num_envs=num_envs, num_workers=0, policy_in=where)
     assert results(evaluation) == expected()
 
 
@@ -74,9 +74,7 @@ def test_results_do_not_depend_on_the_number_of_envs(num_envs, where):
 )
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_do_not_depend_on_workers_and_options(workers, options):
-    evaluation = pysampler.evaluate(
-        Walk, Drawing(), SPECS, seed=11, num_envs=7, num_workers=workers, **options
-    )
+    evaluation = played(Walk, Drawing(), SPECS, num_envs=7, num_workers=workers, **options)
     assert results(evaluation) == expected()
 
 
@@ -84,15 +82,9 @@ def test_results_do_not_depend_on_workers_and_options(workers, options):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_episodes_of_a_killed_worker_begin_again(tmp_path, where, groups):
-    evaluation = pysampler.evaluate(
-        *(functools.partial(Walk, tmp_path / "died"), Drawing(), SPECS),
-        seed=11,
-        num_envs=8,
-        num_workers=2,
-        policy_in=where,
-        groups=groups,
-        on_worker_loss="restart",
-    )
+    options = {"policy_in": where, "groups": groups, "on_worker_loss": "restart"}
+    make = functools.partial(Walk, tmp_path / "died")
+    evaluation = played(make, Drawing(), SPECS, num_envs=8, num_workers=2, **options)
     assert (tmp_path / "died").exists()
     assert results(evaluation) == expected()
 

@@ -5,17 +5,13 @@ import functools
 import numpy as np
 import pytest
 from scripted import Counting, Scripted, policy
-from small_envs import Small
+from small_envs import Small, still
 
 import pysampler
 
 
 def one_or_100(env):
     return 1 if env.np_random.random() < 0.5 else 100
-
-
-def still(observations):
-    return np.zeros((len(observations), 1))
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
@@ -71,9 +67,8 @@ def test_a_later_episode_may_not_have_more_than_max_steps():
 def test_max_steps_ignores_envs_that_are_done():
     """Further steps do not count towards max_steps."""
     fns = [functools.partial(Scripted, script) for script in ("t" + "." * 999, "." * 299 + "t")]
-    envs = pysampler.VectorEnv(fns, num_workers=0)
-    assert pysampler.evaluate(envs, policy, 2, max_steps=300).lengths.tolist() == [1, 300]
-    envs.close()
+    with pysampler.VectorEnv(fns, num_workers=0) as envs:
+        assert pysampler.evaluate(envs, policy, 2, max_steps=300).lengths.tolist() == [1, 300]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +86,7 @@ def test_bad_options_are_refused(options, text):
 
 def test_rollouts_lend_their_envs_to_an_evaluation_and_reset():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 4, num_workers=2)
-    with pysampler.Rollouts(envs, policy, 5, overlap=True, seed=3) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 5, overlap=True, seed=3) as rollouts:
         first = next(rollouts).copy()
         with pytest.raises(ValueError, match="cannot evaluate: num_envs and vector_kwargs are for"):
             pysampler.evaluate(rollouts, Counting(), 8, num_envs=2)
@@ -102,4 +97,3 @@ def test_rollouts_lend_their_envs_to_an_evaluation_and_reset():
         assert (again.observations[0, :, 1] > first.observations[0, :, 1]).all()
         assert again.lag == 0
         assert again.version > first.version
-    envs.close()

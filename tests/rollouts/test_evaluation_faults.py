@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers.vector import TransformObservation
-from small_envs import Small
+from small_envs import Small, still
 
 import pysampler
 from pysampler import EnvError, EnvTimeoutError, WorkerLostError
@@ -48,10 +48,6 @@ class Failing(gym.Env):
         self.fail("step")
         self.left -= 1
         return np.zeros(1), 1.0, self.left == 0, False, {}
-
-
-def still(observations):
-    return np.zeros((len(observations), 1))
 
 
 ERRORS = {"raise": EnvError, "crash": WorkerLostError, "hang": EnvTimeoutError}

@@ -14,6 +14,8 @@ from pysampler import EpisodeResult, Evaluation
 from pysampler._rollouts import evaluation_results
 from pysampler._rollouts.episode_rows import _success
 
+evaluated = functools.partial(pysampler.evaluate, seed=0, num_workers=0)
+
 
 def made(returns, **columns):
     rows = zip(*columns.values(), strict=True) if columns else [()] * len(returns)
@@ -159,14 +161,7 @@ def double(observations):
 def test_statistics_describe_whole_episodes(where):
     keep = "observations", "actions", "rewards", "extras", "infos"
     statistics = pysampler.EpisodeStatistics(describe, keep=keep)
-    evaluation = pysampler.evaluate(
-        *(Steps, double, 30),
-        seed=0,
-        num_envs=4,
-        num_workers=0,
-        policy_in=where,
-        statistics=statistics,
-    )
+    evaluation = evaluated(Steps, double, 30, num_envs=4, policy_in=where, statistics=statistics)
     means = [one.statistics for one in evaluation.episodes]
     assert means == [{"succeeded": 1.0, "mean": 2.0 + i} for i in range(30)]
     assert evaluation.episodes[0].row["mean"] == 2.0
@@ -182,9 +177,7 @@ def test_parts_of_episodes_that_are_not_kept_are_none(where, keep):
         return {"steps": len(episode)}
 
     statistics = pysampler.EpisodeStatistics(describe, keep=keep)
-    evaluation = pysampler.evaluate(
-        *(Steps, double, 2), seed=0, num_workers=0, policy_in=where, statistics=statistics
-    )
+    evaluation = evaluated(Steps, double, 2, policy_in=where, statistics=statistics)
     assert [one.statistics["steps"] for one in evaluation.episodes] == [3, 4]
 
 
@@ -271,9 +264,7 @@ def test_statistics_get_infos_that_some_steps_lack(where):
 
     statistics = pysampler.EpisodeStatistics(describe, keep=["infos"])
     make = functools.partial(Steps, info=last_info)
-    evaluation = pysampler.evaluate(
-        *(make, double, 3), seed=0, num_workers=0, policy_in=where, statistics=statistics
-    )
+    evaluation = evaluated(make, double, 3, policy_in=where, statistics=statistics)
     assert [one.statistics for one in evaluation.episodes] == [{"any": 1.0}] * 3
 
 
@@ -320,9 +311,7 @@ def test_a_recurrent_model_keeps_its_state_until_the_episode_ends(batch):
             observation, reward, _, over, _ = env.step(action)
             total += reward
         expected.append(total)
-    evaluation = pysampler.evaluate(
-        *("Pendulum-v1", model, 4), num_envs=3, seed=0, num_workers=0, batch=batch
-    )
+    evaluation = evaluated("Pendulum-v1", model, 4, num_envs=3, batch=batch)
     assert evaluation.returns == pytest.approx(expected)
 
 

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from small_envs import still
 
 import pysampler
 from pysampler import EpisodeSpec
@@ -47,8 +48,9 @@ def begun():
     return Steps.begun
 
 
-def still(observations):
-    return np.zeros((len(observations), 1))
+@pytest.fixture
+def arguments(tmp_path):
+    return {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
 
 
 class Interrupted:
@@ -66,8 +68,7 @@ class Interrupted:
 SPECS = [EpisodeSpec(task=i) for i in range(9)]
 
 
-def test_an_interrupted_evaluation_continues_with_the_missing_episodes(tmp_path, begun):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_an_interrupted_evaluation_continues_with_the_missing_episodes(tmp_path, begun, arguments):
     for seed in (6, 9):
         with pytest.raises(KeyboardInterrupt) as caught:
             pysampler.evaluate(Steps, Interrupted(seed), SPECS, **arguments)
@@ -95,9 +96,8 @@ def test_a_file_keeps_the_seed_of_its_evaluation(tmp_path):
     assert first.episodes == again.episodes
 
 
-def test_a_half_written_line_is_dropped(tmp_path, begun):
+def test_a_half_written_line_is_dropped(tmp_path, begun, arguments):
     file = tmp_path / "file"
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": file}
     pysampler.evaluate(Steps, still, SPECS, **arguments)
     lines = file.read_text().splitlines(keepends=True)
     assert len(lines) == 10
@@ -153,8 +153,7 @@ def test_statistics_may_be_numbers_of_numpy(tmp_path):
 
 
 @pytest.mark.parametrize("names", [["a"], ["b", "c"], []])
-def test_a_file_with_other_statistics_is_refused(tmp_path, names):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_a_file_with_other_statistics_is_refused(arguments, names):
     with pytest.raises(KeyboardInterrupt):
         pysampler.evaluate(Steps, Interrupted(4), 9, **arguments, statistics=Described("b"))
     statistics = Described(*names) if names else None
@@ -168,8 +167,7 @@ class Wider(Steps):
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
 
-def test_a_file_with_results_of_other_envs_is_refused(tmp_path):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_a_file_with_results_of_other_envs_is_refused(tmp_path, arguments):
     with pytest.raises(KeyboardInterrupt):
         pysampler.evaluate(Steps, Interrupted(4), 9, **arguments)
     with pytest.raises(ValueError, match=r"with the function .*\.Steps, got .*\.Wider"):
@@ -218,8 +216,7 @@ def test_episodes_that_no_file_can_tell_apart_are_refused(tmp_path, spec, text):
         pysampler.evaluate(Steps, still, [spec], num_workers=0, resume=tmp_path / "file")
 
 
-def test_a_fork_does_not_keep_a_file_from_others(tmp_path):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_a_fork_does_not_keep_a_file_from_others(arguments):
     end, other = os.pipe()
 
     def fork(_):
@@ -237,15 +234,13 @@ def test_a_fork_does_not_keep_a_file_from_others(tmp_path):
     os.close(end)
 
 
-def test_a_complete_file_is_not_taken_for_envs_that_it_does_not_name(tmp_path):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_a_complete_file_is_not_taken_for_envs_that_it_does_not_name(arguments):
     pysampler.evaluate(Steps, still, 2, **arguments)
     with pytest.raises(ValueError, match="has all results, of .*Steps.*got {'id': 'CartPole-v1'}"):
         pysampler.evaluate("CartPole-v1", still, 2, **arguments)
 
 
-def test_only_one_evaluation_writes_to_a_file(tmp_path):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_only_one_evaluation_writes_to_a_file(arguments):
 
     def policy(observations):
         with pytest.raises(ValueError, match="another evaluation writes to .*file now"):
@@ -264,8 +259,7 @@ def test_a_file_system_may_lack_locks(tmp_path, monkeypatch):
     assert len((tmp_path / "file").read_text().splitlines()) == 4
 
 
-def test_a_full_disk_is_told_once(tmp_path):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_a_full_disk_is_told_once(tmp_path, arguments):
     expected = pysampler.evaluate(Steps, still, 3, **arguments)
     before = (tmp_path / "file").read_text()
     file = EvaluationFile(tmp_path / "file")
@@ -303,9 +297,8 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("line", DAMAGED, ids=range(len(DAMAGED)))
-def test_damaged_line_is_named(tmp_path, line):
+def test_damaged_line_is_named(tmp_path, arguments, line):
     file = tmp_path / "file"
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": file}
     expected = pysampler.evaluate(Steps, still, 3, **arguments)
     header, *results = file.read_text().splitlines(keepends=True)
     damaged = "".join([header, results[0], f"{line}\n", *results[2:]])
@@ -316,9 +309,8 @@ def test_damaged_line_is_named(tmp_path, line):
     assert pysampler.evaluate(Steps, still, 3, **arguments).episodes == expected.episodes
 
 
-def test_file_with_other_line_ends_is_continued(tmp_path):
+def test_file_with_other_line_ends_is_continued(tmp_path, arguments):
     file = tmp_path / "file"
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": file}
     pysampler.evaluate(Steps, still, SPECS[:3], **arguments)
     file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
     for _ in range(2):
@@ -357,9 +349,8 @@ def test_progress_is_a_bar_of_tqdm(capsys, monkeypatch):
     assert "9/9" in capsys.readouterr().err
 
 
-def test_progress_is_told_to_a_function(capsys, tmp_path):
+def test_progress_is_told_to_a_function(capsys, arguments):
     over = []
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
     pysampler.evaluate(Steps, still, SPECS[:3], **arguments, progress=over.append)
     pysampler.evaluate(Steps, still, SPECS, **arguments, progress=over.append)
     assert over == [1] * 3 + [3] + [1] * 6
@@ -429,8 +420,7 @@ def test_ctrl_c_keeps_the_results_so_far(tmp_path, where):
     assert file.read_text().startswith(before)
 
 
-def test_a_file_is_continued_with_more_episodes(tmp_path, begun, capsys):
-    arguments = {"num_envs": 1, "num_workers": 0, "seed": 2, "resume": tmp_path / "file"}
+def test_a_file_is_continued_with_more_episodes(tmp_path, begun, capsys, arguments):
     for episodes in (SPECS[:4], SPECS, SPECS):
         evaluation = pysampler.evaluate(Steps, still, episodes, **arguments, progress=True)
     assert begun == list(range(2, 11))

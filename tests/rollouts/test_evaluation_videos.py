@@ -6,7 +6,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from small_envs import Small
+from small_envs import Small, still
 
 import pysampler
 from pysampler import EpisodeSpec
@@ -33,10 +33,6 @@ Shown = functools.partial(
 )
 
 
-def still(observations):
-    return np.zeros((len(observations), 1))
-
-
 SPECS = [EpisodeSpec(task=task) for task in (3, 1, 4, 1, 5, 9, 2, 6)]
 
 
@@ -50,6 +46,11 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.fixture
+def evaluate(tmp_path):
+    return functools.partial(pysampler.evaluate, seed=0, videos=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("record", "filmed"),
     [
@@ -58,10 +59,8 @@ def names(folder):
         (0, []),
     ],
 )
-def test_the_chosen_episodes_are_filmed(tmp_path, record, filmed):
-    evaluation = pysampler.evaluate(
-        Shown, still, SPECS, seed=0, num_workers=1, videos=tmp_path, record=record
-    )
+def test_the_chosen_episodes_are_filmed(tmp_path, evaluate, record, filmed):
+    evaluation = evaluate(Shown, still, SPECS, num_workers=1, record=record)
     assert [i for i, one in enumerate(evaluation.episodes) if one.video] == filmed
     assert len(names(tmp_path)) == len(filmed)
     plain = pysampler.evaluate(Shown, still, SPECS, seed=0, num_workers=1)
@@ -69,10 +68,8 @@ def test_the_chosen_episodes_are_filmed(tmp_path, record, filmed):
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_a_video_shows_every_step(tmp_path, where):
-    evaluation = pysampler.evaluate(
-        *(Shown, still, SPECS), seed=0, num_workers=1, videos=tmp_path, record=8, policy_in=where
-    )
+def test_a_video_shows_every_step(tmp_path, evaluate, where):
+    evaluation = evaluate(Shown, still, SPECS, num_workers=1, record=8, policy_in=where)
     for i, one in enumerate(evaluation.episodes):
         steps = [round(float(picture.mean()) / 20) for picture in pictures_of(one.video)]
         assert steps == list(range(2 + i))
@@ -96,27 +93,18 @@ class Skipping(Small):
 
 @pytest.mark.filterwarnings("error:pysampler")
 @pytest.mark.parametrize("where", ["main", "workers"])
-def test_a_video_of_chunks_shows_every_step(tmp_path, where):
+def test_a_video_of_chunks_shows_every_step(evaluate, where):
     make = functools.partial(Skipping, *Shown.args, **Shown.keywords)
-    evaluation = pysampler.evaluate(
-        *(make, lambda o: np.zeros((len(o), 4, 1)), SPECS),
-        chunk=4,
-        seed=0,
-        num_workers=1,
-        videos=tmp_path,
-        record=8,
-        policy_in=where,
-    )
+    options = {"chunk": 4, "num_workers": 1, "record": 8, "policy_in": where}
+    evaluation = evaluate(make, lambda o: np.zeros((len(o), 4, 1)), SPECS, **options)
     for i, one in enumerate(evaluation.episodes):
         steps = [round(float(picture.mean()) / 20) for picture in pictures_of(one.video)]
         assert steps == list(range(2 + i))
 
 
-def test_envs_of_an_id_are_made_to_be_filmed(tmp_path):
+def test_envs_of_an_id_are_made_to_be_filmed(evaluate):
     pytest.importorskip("pygame")
-    evaluation = pysampler.evaluate(
-        *("CartPole-v1", lambda o: np.ones(len(o), int), 4), seed=1, videos=tmp_path, record=1
-    )
+    evaluation = evaluate("CartPole-v1", lambda o: np.ones(len(o), int), 4, seed=1, record=1)
     assert len(pictures_of(evaluation.episodes[0].video)) == 1 + evaluation.lengths[0]
 
 
@@ -157,11 +145,9 @@ def ids():
 
 
 @pytest.mark.usefixtures("ids")
-def test_an_id_without_pictures_is_refused_before_the_first_episode(tmp_path):
+def test_an_id_without_pictures_is_refused_before_the_first_episode(evaluate):
     with pytest.raises(ValueError, match=r"its render_modes are \['ansi'\], expected 'rgb_array'"):
-        pysampler.evaluate(
-            "TextsForEvaluations-v0", never_called, 2, num_workers=0, videos=tmp_path
-        )
+        evaluate("TextsForEvaluations-v0", never_called, 2, seed=None, num_workers=0)
 
 
 def test_rollouts_made_from_an_id_are_filmed(tmp_path, ids):
@@ -179,21 +165,17 @@ def broken(env):
     return Shown.keywords["picture"](env)
 
 
-def test_the_results_survive_when_filming_fails(tmp_path):
+def test_the_results_survive_when_filming_fails(tmp_path, evaluate):
     make = functools.partial(Shown, picture=broken)
     with pytest.warns(UserWarning, match="cannot film all episodes: .*EGL is gone"):
-        evaluation = pysampler.evaluate(
-            *(make, still, 4), num_envs=1, num_workers=0, seed=0, videos=tmp_path
-        )
+        evaluation = evaluate(make, still, 4, num_envs=1, num_workers=0)
     assert evaluation.lengths.tolist() == [1, 2, 3, 4]
     assert all("-return-" in name for name in names(tmp_path))
 
 
-def test_a_function_that_chooses_is_called_once_for_each_episode(tmp_path):
+def test_a_function_that_chooses_is_called_once_for_each_episode(evaluate):
     seen = []
-    pysampler.evaluate(
-        *(Shown, still, SPECS), seed=0, num_workers=0, videos=tmp_path, record=seen.append
-    )
+    evaluate(Shown, still, SPECS, num_workers=0, record=seen.append)
     assert len(seen) == len(SPECS)
 
 
@@ -213,16 +195,8 @@ def test_films_have_the_options_of_their_vector_env(tmp_path):
 
 
 @pytest.mark.filterwarnings("error:pysampler")
-def test_fewer_envs_may_be_filmed_than_the_main_process_steps(tmp_path):
-    pysampler.evaluate(
-        *(Shown, still, 4),
-        num_envs=4,
-        num_workers=1,
-        main_envs=2,
-        seed=3,
-        videos=tmp_path,
-        record=1,
-    )
+def test_fewer_envs_may_be_filmed_than_the_main_process_steps(tmp_path, evaluate):
+    evaluate(Shown, still, 4, num_envs=4, num_workers=1, main_envs=2, seed=3, record=1)
     assert len(names(tmp_path)) == 1
 
 
@@ -236,14 +210,9 @@ class Optional(Small):
 
 
 @pytest.mark.filterwarnings("error:pysampler")
-def test_films_of_empty_options_and_of_nan_go_the_same_way(tmp_path):
+def test_films_of_empty_options_and_of_nan_go_the_same_way(tmp_path, evaluate):
     make = functools.partial(Optional, **{**Shown.keywords, "reward": np.nan})
-    evaluation = pysampler.evaluate(
-        *(make, still, [EpisodeSpec(options={}), EpisodeSpec()]),
-        seed=0,
-        num_workers=0,
-        videos=tmp_path,
-    )
+    evaluation = evaluate(make, still, [EpisodeSpec(options={}), EpisodeSpec()], num_workers=0)
     assert evaluation.lengths.tolist() == [3, 1]
     assert len(names(tmp_path)) == 2
 
@@ -289,12 +258,10 @@ def test_ctrl_c_while_filming_keeps_the_results_and_whole_films(tmp_path, capsys
     assert all(one.video for one in again.episodes)
 
 
-def test_a_second_video_of_an_episode_gets_another_name(tmp_path):
+def test_a_second_video_of_an_episode_gets_another_name(tmp_path, evaluate):
     make = functools.partial(Shown, reward=-2.5)
     for take in ("", "-take-2", "-take-3"):
-        evaluation = pysampler.evaluate(
-            *(make, still, 1), seed=2, num_workers=0, videos=tmp_path, record=1
-        )
+        evaluation = evaluate(make, still, 1, seed=2, num_workers=0, record=1)
         name = f"episode-0-seed-2-return-minus-7.5-failure{take}.mp4"
         assert evaluation.episodes[0].video == str(tmp_path / name)
     assert len(names(tmp_path)) == 3
@@ -306,16 +273,9 @@ def test_a_choice_without_a_directory_is_refused():
 
 
 @pytest.mark.parametrize("native", ["auto", True])
-def test_films_do_not_log_that_they_are_stepped_in_python(tmp_path, caplog, native):
+def test_films_do_not_log_that_they_are_stepped_in_python(evaluate, caplog, native):
     pytest.importorskip("pygame")
-    evaluation = pysampler.evaluate(
-        *("CartPole-v1", lambda o: np.ones(len(o), int), 16),
-        seed=0,
-        num_envs=16,
-        num_workers=0,
-        native=native,
-        videos=tmp_path,
-        record=1,
-    )
+    options = {"num_envs": 16, "num_workers": 0, "native": native, "record": 1}
+    evaluation = evaluate("CartPole-v1", lambda o: np.ones(len(o), int), 16, **options)
     assert evaluation.episodes[0].video
     assert "Filmed" not in caplog.text

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from vectors import begun
 
 import pysampler
 
@@ -31,8 +32,12 @@ def still(observations):
     return np.zeros((len(observations), 1), np.float32)
 
 
+def evaluated(make, policy=still, episodes=6, **options):
+    return pysampler.evaluate(make, policy, episodes, seed=3, num_workers=0, **options)
+
+
 def own(episodes=6, policy=still, **options):
-    return pysampler.evaluate(pendulum, policy, episodes, seed=3, num_workers=0, **options).returns
+    return evaluated(pendulum, policy, episodes, **options).returns
 
 
 def held(envs):
@@ -100,8 +105,7 @@ def test_wrappers_learn_again_after_a_failed_evaluation(num_workers):
     def broken(observations):
         raise ArithmeticError
 
-    with pysampler.VectorEnv([cleanrl] * 2, num_workers=num_workers) as envs:
-        envs.reset(seed=1)
+    with begun([cleanrl] * 2, num_workers=num_workers, seed=1) as envs:
         before = held(envs)
         with pytest.raises(ArithmeticError):
             pysampler.evaluate(envs, broken, 2, seed=3)
@@ -148,8 +152,7 @@ def test_a_loss_ends_an_evaluation_if_statistics_of_observations_are_lost_with_i
             env.obs_rms.count = 100
         return env
 
-    with pysampler.VectorEnv([make] * 2, num_workers=1, on_worker_loss="restart") as envs:
-        envs.reset(seed=1)
+    with begun([make] * 2, num_workers=1, on_worker_loss="restart", seed=1) as envs:
         for _ in range(3):
             envs.step(np.zeros((2, 1), np.float32))
         if knows:  # where they are made
@@ -171,17 +174,13 @@ def test_reward_wrappers_of_gymnasium_do_not_change_returns():
         lambda env: wrappers.TimeLimit(wrappers.NormalizeReward(env), LENGTH),
     ]
     for kind in kinds:
-        returns = pysampler.evaluate(
-            lambda kind=kind: kind(pendulum()), still, 6, seed=3, num_workers=0
-        ).returns
+        returns = evaluated(lambda kind=kind: kind(pendulum())).returns
         np.testing.assert_array_equal(returns, own())
 
 
 def test_the_clipped_rewards_of_sb3_do_not_count():
     atari = pytest.importorskip("stable_baselines3.common.atari_wrappers")
-    made = pysampler.evaluate(
-        lambda: atari.ClipRewardEnv(pendulum()), still, 6, seed=3, num_workers=0
-    )
+    made = evaluated(lambda: atari.ClipRewardEnv(pendulum()))
     np.testing.assert_array_equal(made.returns, own())
 
 
@@ -191,10 +190,12 @@ class Shaped(gym.RewardWrapper):
 
 
 def test_reward_wrappers_of_users_are_part_of_the_env():
-    made = pysampler.evaluate(
-        lambda: wrappers.ClipReward(Shaped(pendulum()), -1, 1), still, 6, seed=3, num_workers=0
-    )
+    made = evaluated(lambda: wrappers.ClipReward(Shaped(pendulum()), -1, 1))
     np.testing.assert_allclose(made.returns, own() + LENGTH)
+
+
+def sevens():
+    return wrappers.TransformReward(pendulum(), lambda r: r * 0 + 7)
 
 
 def test_policies_get_the_changed_rewards():
@@ -204,12 +205,7 @@ def test_policies_get_the_changed_rewards():
         rewards.append(previous_rewards.copy())
         return still(observations)
 
-    made = pysampler.evaluate(
-        lambda: wrappers.TransformReward(pendulum(), lambda r: r * 0 + 7),
-        *(policy, 1),
-        seed=3,
-        num_workers=0,
-    )
+    made = evaluated(sevens, policy, 1)
     np.testing.assert_array_equal(made.returns, own(1))
     assert np.unique(rewards[1:]) == [7]
 
@@ -219,14 +215,8 @@ def test_statistics_of_episodes_see_infos_as_the_env_returns_them(where):
     def describe(episode):
         return {"keys": len(episode.infos), "mean": episode.rewards.mean()}
 
-    made = pysampler.evaluate(
-        lambda: wrappers.TransformReward(pendulum(), lambda r: r * 0 + 7),
-        *(still, 3),
-        seed=3,
-        num_workers=0,
-        policy_in=where,
-        statistics=pysampler.EpisodeStatistics(describe, keep=["infos", "rewards"]),
-    )
+    statistics = pysampler.EpisodeStatistics(describe, keep=["infos", "rewards"])
+    made = evaluated(sevens, still, 3, policy_in=where, statistics=statistics)
     np.testing.assert_array_equal(made.returns, own(3))
     assert [one.statistics for one in made.episodes] == [{"keys": 0, "mean": 7}] * 3
 
@@ -236,8 +226,7 @@ def test_chunks_sum_own_rewards(where):
     def policy(observations):
         return np.zeros((len(observations), 7, 1), np.float32)
 
-    with pysampler.VectorEnv([cleanrl] * 2, num_workers=1) as envs:
-        envs.reset(seed=1)
+    with begun([cleanrl] * 2, num_workers=1, seed=1) as envs:
         returns = pysampler.evaluate(envs, policy, 6, seed=3, chunk=7, policy_in=where).returns
     np.testing.assert_array_equal(returns, own())
 
@@ -343,8 +332,7 @@ def test_statistics_whose_update_is_their_own_learn_nothing():
             self.rms.update(observation[None])
             return observation
 
-    with pysampler.VectorEnv([lambda: Wrapper(pendulum())] * 2, num_workers=0) as envs:
-        envs.reset(seed=1)
+    with begun([lambda: Wrapper(pendulum())] * 2, num_workers=0, seed=1) as envs:
         counts = [rms.count.tolist() for rms in envs.get_attr("rms")]
         pysampler.evaluate(envs, still, 3, seed=3)
         assert [rms.count.tolist() for rms in envs.get_attr("rms")] == counts

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.utils import RunningMeanStd
 from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
+from policies_in_tests import mean_and_variance, still
 from scripted import Mortal, Scripted
 
 import pysampler
@@ -17,10 +18,6 @@ from pysampler._vector.vector_env import core_of
 GAMMA = 0.9
 HORIZON = 7
 SCRIPT = "....t..cb"
-
-
-def still(observations):
-    return np.zeros((len(observations), 2), np.float32)
 
 
 def rollouts_of(envs, count=3, policy=still, **options):
@@ -42,14 +39,6 @@ def both(normalizer, make=vector_env, **options):
         return plain, rollouts_of(envs, **options, normalize=normalizer)
 
 
-def total(rows):
-    """Mean and variance of rows, with a prior N(0, 1) that weighs as 1e-4 of a row."""
-    weights = np.append(np.ones(len(rows)), 1e-4)
-    mean = np.average(np.append(rows, [np.zeros_like(rows[0])], axis=0), axis=0, weights=weights)
-    squares = np.append((rows - mean) ** 2, [1 + mean**2], axis=0)
-    return mean, np.average(squares, axis=0, weights=weights)
-
-
 def discounted(rollouts):
     """Return the discounted returns of all steps, computed as in gymnasium."""
     returns = np.zeros(rollouts[0].rewards.shape[1])
@@ -67,7 +56,7 @@ def discounted(rollouts):
 def expect_counted(normalizer, observations, returns):
     state = normalizer.state_dict()
     for name, rows in (("observations", observations), ("returns", returns)):
-        mean, variance = total(rows)
+        mean, variance = mean_and_variance(rows)
         assert state[f"{name}.count"] == pytest.approx(len(rows) + 1e-4, abs=1e-6)
         np.testing.assert_allclose(state[f"{name}.mean"], mean, rtol=1e-10)
         np.testing.assert_allclose(state[f"{name}.variance"], variance, rtol=1e-10)
@@ -128,9 +117,8 @@ def test_numbers_are_close_to_gymnasiums_default_wrappers(num_workers):
     def policy(observations):
         return np.clip(observations[:, :1], -2, 2).astype(np.float32)
 
-    options = {"num_workers": num_workers}
     with pysampler.Rollouts(
-        "Pendulum-v1", policy, 50, num_envs=3, seed=5, vector_kwargs=options, normalize=normalizer
+        "Pendulum-v1", policy, 50, num_envs=3, seed=5, num_workers=num_workers, normalize=normalizer
     ) as rollouts:
         rollout = next(rollouts)
         # No episode ends, so autoreset modes do not differ.
@@ -196,7 +184,7 @@ def test_steps_missing_from_partial_rollouts_are_not_counted(groups):
     # Each env observes its number of steps, so each number counts once.
     made = sum(rollout.lengths for rollout in rollouts)
     steps = np.concatenate([np.arange(count + 1) for count in made])
-    mean, variance = total(steps)
+    mean, variance = mean_and_variance(steps)
     np.testing.assert_allclose(state["observations.mean"][2], mean)
     np.testing.assert_allclose(state["observations.variance"][2], variance)
     for rollout in rollouts:
@@ -275,7 +263,7 @@ def test_a_lost_worker_does_not_spoil_the_statistics(way, groups, at, tmp_path):
         assert state["returns.count"] == pytest.approx(4 * 4 * HORIZON - 2 + 1e-4)
         expect_returns = discounted([of_ones(rollout) for rollout in rollouts])
         if not way.get("reset_each"):
-            mean, variance = total(expect_returns)
+            mean, variance = mean_and_variance(expect_returns)
             np.testing.assert_allclose(state["returns.mean"], mean)
             np.testing.assert_allclose(state["returns.variance"], variance)
     else:  # without the lost worker's steps in that rollout
@@ -372,7 +360,7 @@ def test_only_float_parts_are_normalized(where):
         for name in ("['floats']", "['pair'][1]")
         for part in ("mean", "variance", "count")
     }
-    mean, _ = total(np.repeat(t, 3).astype(np.float64))
+    mean, _ = mean_and_variance(np.repeat(t, 3).astype(np.float64))
     np.testing.assert_allclose(
         normalizer.state_dict()["observations['floats'].mean"], [mean, -mean]
     )

@@ -1,5 +1,6 @@
 """Samplers take any vector env of gymnasium, and return the same steps as of ours."""
 
+import contextlib
 import functools
 
 import gymnasium as gym
@@ -94,8 +95,13 @@ def test_valid_steps_are_the_same_in_every_autoreset_mode(acting, where, mode):
     envs.close()
 
 
-def test_steps_that_only_reset_an_env_belong_to_no_episode_and_have_no_advantage():
-    envs = SyncVectorEnv([ENV] * ENVS)
+@pytest.fixture
+def envs():
+    with contextlib.closing(SyncVectorEnv([ENV] * ENVS)) as envs:
+        yield envs
+
+
+def test_steps_that_only_reset_an_env_belong_to_no_episode_and_have_no_advantage(envs):
     with pysampler.Rollouts(envs, policy, 64, seed=5) as rollouts:
         rollout = next(rollouts)
         resets = ~rollout.valid
@@ -114,7 +120,6 @@ def test_steps_that_only_reset_an_env_belong_to_no_episode_and_have_no_advantage
         for t, env in zip(*rollout.cut_indices, strict=True):
             expected = rollout.rewards[t, env] + 0.99 - 1
             assert advantages[t, env] == pytest.approx(expected)
-    envs.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -274,36 +279,30 @@ def test_vector_envs_without_autoreset_run_the_same_episodes():
     assert nested.episodes == pysampler.evaluate(ENV, right, 8, seed=7, num_workers=0).episodes
 
 
-def test_open_rollouts_of_any_vector_env_can_be_evaluated():
-    envs = SyncVectorEnv([ENV] * ENVS)
+def test_open_rollouts_of_any_vector_env_can_be_evaluated(envs):
     with pysampler.Rollouts(envs, policy, HORIZON, seed=5) as rollouts:
         next(rollouts)
         assert len(pysampler.evaluate(rollouts, policy, 4, seed=1).returns) == 4
         next(rollouts)
-    envs.close()
 
 
-def test_two_samplers_cannot_step_the_same_vector_env():
-    envs = SyncVectorEnv([ENV] * ENVS)
+def test_two_samplers_cannot_step_the_same_vector_env(envs):
     with pysampler.Rollouts(envs, policy, HORIZON, seed=5) as rollouts:
         next(rollouts)
         with pytest.raises(gym.error.AlreadyPendingCallError, match="rollouts have the envs"):
             pysampler.evaluate(envs, policy, 4)
         next(rollouts)
     assert len(pysampler.evaluate(envs, policy, 4).returns) == 4
-    envs.close()
 
 
-def test_vector_env_that_is_refused_stays_open():
+def test_vector_env_that_is_refused_stays_open(envs):
     class Odd(gym.Space):
         pass
 
-    envs = SyncVectorEnv([ENV] * ENVS)
     envs.single_observation_space = Odd((2,), np.float32)
     with pytest.raises(ValueError, match="parts without a fixed shape"):
         pysampler.Rollouts(envs, policy, HORIZON)
     assert not envs.closed
-    envs.close()
 
 
 def test_warm_up_is_named_if_single_envs_cannot_be_reset():
@@ -315,39 +314,33 @@ def test_warm_up_is_named_if_single_envs_cannot_be_reset():
     rollouts.close()
 
 
-def test_multi_task_sampler_refuses_other_vector_envs():
-    envs = SyncVectorEnv([ENV] * ENVS)
+def test_multi_task_sampler_refuses_other_vector_envs(envs):
     with pytest.raises(TypeError, match="SyncVectorEnv, expected pysampler.VectorEnv"):
         pysampler.MultiTaskSampler(envs, policy)
-    envs.close()
 
 
-def test_policy_cannot_act_in_the_workers_of_another_vector_env():
-    envs = SyncVectorEnv([ENV] * ENVS)
+def test_policy_cannot_act_in_the_workers_of_another_vector_env(envs):
     with pytest.raises(ValueError, match="pass functions that each make one"):
         pysampler.Rollouts(envs, policy, HORIZON, policy_in="workers")
-    envs.close()
 
 
 def test_actors_refuse_vector_envs_that_reset_late():
     envs = pysampler.VectorEnv([functools.partial(SyncVectorEnv, [ENV] * 2)], num_workers=1)
-    with pytest.raises(ValueError, match="SAME_STEP: its own is NEXT_STEP"):
+    with envs, pytest.raises(ValueError, match="SAME_STEP: its own is NEXT_STEP"):
         pysampler.Actors(envs, policy).take(1)
-    envs.close()
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_actors_record_the_envs_of_vector_envs(mode):
     make = functools.partial(SyncVectorEnv, [ENV] * 2, autoreset_mode=mode)
     envs = pysampler.VectorEnv([make] * 2, autoreset_mode=mode, num_workers=2)
-    with pysampler.Actors(envs, policy, seed=5) as actors:
+    with envs, pysampler.Actors(envs, policy, seed=5) as actors:
         seen, ends = set(), 0
         while len(seen) < 4 or ends == 0:
             records = actors.take(50)
             seen |= set(records.env.tolist())
             ends += (records.terminated | records.truncated).sum()
     assert seen == {0, 1, 2, 3}
-    envs.close()
 
 
 def test_dropped_rollouts_leave_the_vector_env_open():

@@ -78,7 +78,7 @@ def test_rollout_gae_bootstraps_where_episodes_were_cut(whole):
     def value(observations):
         return observations[..., 2] * 1.5
 
-    with pysampler.Rollouts(envs, policy, 12, seed=1, **options) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 12, seed=1, **options) as rollouts:
         cuts = 0
         for _ in range(5):
             rollout = next(rollouts).copy()
@@ -106,13 +106,12 @@ def test_rollout_gae_bootstraps_where_episodes_were_cut(whole):
             assert set(cut_envs.tolist()) <= {1}
             cuts += len(cut_envs)
             assert (rollout.observations[steps, cut_envs, 2] + 1 == 2).all()
-    envs.close()
     assert cuts > 0
 
 
 def test_gae_of_tensors_returns_tensors_of_their_dtype():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..c")] * 2, num_workers=0)
-    with pysampler.Rollouts(envs, policy, 6) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 6) as rollouts:
         rollout = next(rollouts)
         data = rollout.torch()
         values = data.extras["value"]
@@ -124,7 +123,6 @@ def test_gae_of_tensors_returns_tensors_of_their_dtype():
             assert one.dtype == torch.float32
             np.testing.assert_array_equal(one.numpy(), other)
         assert not any(math.isnan(x) for x in results[0].ravel())
-    envs.close()
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])

@@ -45,10 +45,8 @@ def name_of(way):
 def sampled(env_fns, policy, count, *, seed=3, horizon=HORIZON, num_workers=2, groups=1, **options):
     """Return copies of ``count`` consecutive rollouts."""
     envs = pysampler.VectorEnv(env_fns, num_workers=num_workers, groups=groups)
-    with pysampler.Rollouts(envs, policy, horizon, seed=seed, **options) as rollouts:
-        copies = [next(rollouts).copy() for _ in range(count)]
-    envs.close()
-    return copies
+    with envs, pysampler.Rollouts(envs, policy, horizon, seed=seed, **options) as rollouts:
+        return [next(rollouts).copy() for _ in range(count)]
 
 
 def joined(rollouts, name):
@@ -103,9 +101,8 @@ def test_rollouts_equal_a_plain_loop(way):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_rollouts_with_fork_and_spawn_equal_a_plain_loop(context, where):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, context=context)
-    with pysampler.Rollouts(envs, policy, HORIZON, policy_in=where, seed=3) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, HORIZON, policy_in=where, seed=3) as rollouts:
         copies = [next(rollouts).copy() for _ in range(2)]
-    envs.close()
     assert_equal(copies, slow_rollout([functools.partial(Scripted, "..t")] * 4, policy, 10, seed=3))
 
 
@@ -208,8 +205,7 @@ def test_infos_are_arrays_of_the_steps_that_gave_them(way, infos_of):
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
 def test_an_unknown_info_key_warns_once_and_lists_known_keys(way):
     env_fns = making(lambda life: {"success": 1.0, "name": "x", "in": {"x": life}})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         rollouts = sampled(env_fns, policy, 3, info_keys=("sucess", "in"), **way)
     assert [list(rollout.infos) for rollout in rollouts] == [["in"]] * 3
     [message] = [str(one.message) for one in caught if "no env" in str(one.message)]
@@ -228,8 +224,7 @@ class Starting(Scripted):
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[8], WAYS[-1]], ids=name_of)
 def test_infos_of_resets_are_missing_with_a_warning(way):
     env_fns = [functools.partial(Starting, script) for script in ("...t", "..c", ".....b")]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         rollouts = sampled(env_fns, policy, 3, info_keys=("start", "in", "life"), **way)
     for rollout in rollouts:
         assert not rollout.infos["start"].any()
@@ -245,8 +240,7 @@ def test_infos_of_resets_are_missing_with_a_warning(way):
 @pytest.mark.parametrize("size", [2, 2000])  # with and without columns
 def test_infos_of_other_shapes_are_missing_with_a_warning(size, way):
     env_fns = making(lambda life: {"in": {"goal": np.ones(size + life % 2)}})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         rollouts = sampled(env_fns, policy, 3, info_keys=("in",), **way)
     for rollout in rollouts:
         masks = rollout.info_masks["in"]["goal"]
@@ -262,8 +256,7 @@ def test_infos_of_other_shapes_are_missing_with_a_warning(size, way):
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]], ids=name_of)
 def test_omitted_infos_warn_once_with_their_path(way):
     env_fns = making(lambda life: {"name": "x" * life, "in": {"list": [1], "x": life}, "no": None})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         rollouts = sampled(env_fns, policy, 3, info_keys=("name", "in"), **way)
     assert [list(rollout.infos["in"]) for rollout in rollouts] == [["x"]] * 3
     messages = [str(one.message).split(",")[0] for one in caught if "left out" in str(one.message)]
@@ -306,7 +299,7 @@ def test_episodes_may_end_at_any_step(scripts, way):
 def test_rollout_arrays_are_views_of_the_frames(where, num_workers):
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, num_workers=num_workers)
     options = {"overlap": True, "policy_in": where, "info_keys": ["life"]}
-    with pysampler.Rollouts(envs, policy, HORIZON, **options) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, HORIZON, **options) as rollouts:
         seen = []
         for rollout in itertools.islice(rollouts, 4):
             arrays = [
@@ -318,19 +311,17 @@ def test_rollout_arrays_are_views_of_the_frames(where, num_workers):
             frames = envs._core.results.frames  # the memory that workers write to
             assert np.shares_memory(rollout.memory, frames.observations[0])
         assert len({*seen}) <= 3  # one held, one returned, one being filled
-    envs.close()
 
 
 def test_tensors_of_a_rollout_share_its_memory():
     pytest.importorskip("torch")
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t")] * 4, num_workers=2)
-    with pysampler.Rollouts(envs, policy, HORIZON) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, HORIZON) as rollouts:
         rollout = next(rollouts)
         tensors = rollout.torch()
         assert tensors.observations.data_ptr() == rollout.observations.ctypes.data
         assert tensors.actions.data_ptr() == rollout.actions.ctypes.data
         assert tensors.extras["value"].data_ptr() == rollout.extras["value"].ctypes.data
-    envs.close()
 
 
 @pytest.mark.slow
@@ -338,16 +329,15 @@ def test_tensors_of_a_rollout_share_its_memory():
 def test_sampling_allocates_nothing_per_step(where):
     import tracemalloc
 
-    envs = pysampler.VectorEnv([Scripted] * 2, num_workers=1)
     peaks = []
-    for horizon in (4096, 12288):  # NumPy's own buffers have room for 8192 numbers
-        with pysampler.Rollouts(envs, policy, horizon, policy_in=where) as rollouts:
-            next(rollouts)
-            tracemalloc.start()
-            next(rollouts)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-    envs.close()
+    with pysampler.VectorEnv([Scripted] * 2, num_workers=1) as envs:
+        for horizon in (4096, 12288):  # NumPy's own buffers have room for 8192 numbers
+            with pysampler.Rollouts(envs, policy, horizon, policy_in=where) as rollouts:
+                next(rollouts)
+                tracemalloc.start()
+                next(rollouts)
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
     # One byte per step and env would be 16,384 more.
     assert peaks[1] - peaks[0] < 4000, peaks
 
@@ -384,7 +374,7 @@ def test_sampling_waits_for_copies_to_a_gpu(overlap, monkeypatch):
         return policy(observations)
 
     envs = pysampler.VectorEnv([functools.partial(Scripted, "..t.c")] * 4, num_workers=0)
-    with pysampler.Rollouts(envs, counting, HORIZON, overlap=overlap) as rollouts:
+    with envs, pysampler.Rollouts(envs, counting, HORIZON, overlap=overlap) as rollouts:
         for _ in range(3):
             one = next(rollouts)
             waited_at.clear()
@@ -395,7 +385,6 @@ def test_sampling_waits_for_copies_to_a_gpu(overlap, monkeypatch):
         assert len(waited_at) == 1
         next(rollouts)
         assert len(waited_at) == 1
-    envs.close()
 
 
 class Nested(gym.Env):
@@ -446,7 +435,7 @@ def test_with_allow_partial_slow_envs_do_not_delay_others(options):
     envs = pysampler.VectorEnv(env_fns, num_workers=4)
     options = {"min_envs": 1, "allow_partial": True, "seed": 0, **options}
     lives = [[] for _ in env_fns]
-    with pysampler.Rollouts(envs, policy, 20, **options) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 20, **options) as rollouts:
         for rollout in itertools.islice(rollouts, 12):
             assert rollout.lengths.max() == 20
             assert rollout.lengths[2] < 20
@@ -460,7 +449,6 @@ def test_with_allow_partial_slow_envs_do_not_delay_others(options):
                 np.testing.assert_array_equal(rollout.last_observations[env], at)
             made = sum(map(len, lives))
             assert rollout.ended.lengths.tolist() == [2] * len(rollout.ended)
-    envs.close()
     assert all(life == list(range(1, len(life) + 1)) for life in lives)
     assert made == sum(map(len, lives))
 
@@ -572,7 +560,6 @@ def test_auto_counts_steps_that_bring_the_end_of_a_rollout_nearer(monkeypatch, a
         assert stats.batches.trials == 0
         assert "batches wait for 7 envs, in its first trial" in str(stats)
         assert sum(stats.batch_sizes) > 0
-    with pysampler.Rollouts(envs, policy, HORIZON, min_envs=2) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, HORIZON, min_envs=2) as rollouts:
         next(rollouts)
         assert envs.stats().batches is None
-    envs.close()

@@ -34,9 +34,8 @@ class Gaussian(torch.nn.Module):
 
 
 def sampler_of(policy, **options):
-    kwargs = {"num_workers": 0, "groups": 2}
     return pysampler.MultiTaskSampler(
-        "Navigation2D-v0", policy, num_envs=6, seed=1, vector_kwargs=kwargs, **options
+        "Navigation2D-v0", policy, num_envs=6, seed=1, num_workers=0, groups=2, **options
     )
 
 
@@ -108,10 +107,8 @@ def test_rollouts_accept_distributions():
             return Categorical(logits=self.net(observations)), {"values": observations.sum(-1)}
 
     policy = Discrete()
-    with pysampler.Rollouts(
-        "CartPole-v1", policy, 8, num_envs=4, seed=1, vector_kwargs={"num_workers": 1}
-    ) as rollouts:
-        rollout = next(rollouts).torch()
+    with pysampler.Rollouts("CartPole-v1", policy, 8, num_envs=4, seed=1, num_workers=1) as some:
+        rollout = next(some).torch()
         with torch.no_grad():
             expected = Categorical(logits=policy.net(rollout.observations[:8]))
             torch.testing.assert_close(
@@ -126,9 +123,7 @@ def test_extras_must_have_equal_names_for_all_tasks():
         return zeros, ({"value": np.zeros(len(zeros))} if params else {})
 
     with (
-        pysampler.MultiTaskSampler(
-            "Navigation2D-v0", policy, num_envs=4, vector_kwargs={"num_workers": 0}
-        ) as sampler,
+        pysampler.MultiTaskSampler("Navigation2D-v0", policy, num_envs=4, num_workers=0) as sampler,
         pytest.raises(ValueError, match="for different tasks, expected the same"),
     ):
         sampler.sample(3, params=[0, 1], tasks=sampler.sample_tasks(2))
@@ -164,9 +159,7 @@ def test_bernoulli_draws_have_the_dtype_of_multi_binary():
         def forward(self, observations):
             return Independent(Bernoulli(logits=observations), 1)
 
-    with pysampler.Rollouts(
-        Switches, Bits(), 8, num_envs=4, vector_kwargs={"num_workers": 2}
-    ) as rollouts:
+    with pysampler.Rollouts(Switches, Bits(), 8, num_envs=4, num_workers=2) as rollouts:
         rollout = next(rollouts)
         assert rollout.actions.shape == (8, 4, 3)
         np.testing.assert_array_equal(rollout.actions.sum(-1), rollout.rewards)

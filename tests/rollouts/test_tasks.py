@@ -304,7 +304,7 @@ def test_bad_arguments_are_refused_before_any_step():
 
 def test_a_failed_sample_leaves_nothing_to_collect():
     envs = pysampler.VectorEnv([lambda: TaskWrapper(EnvWithTasks())] * 4, num_workers=2)
-    with pysampler.MultiTaskSampler(envs, policy) as one:
+    with envs, pysampler.MultiTaskSampler(envs, policy) as one:
         one.sample(3, tasks=[8, 9])
         with pytest.raises(ValueError, match="max_length 0"):
             one.sample(0, tasks=[1, 2])
@@ -318,7 +318,6 @@ def test_a_failed_sample_leaves_nothing_to_collect():
                     one.collect()
         one.sample(3, tasks=[3])
         assert [len(some) for some in one.collect().episodes] == [4]
-    envs.close()
 
 
 @pytest.mark.slow
@@ -363,8 +362,7 @@ def test_sampling_continues_after_ctrl_c_in_sample_tasks(tmp_path):
         signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    options = {"num_envs": 2, "vector_kwargs": {"num_workers": 1}}
-    with pysampler.MultiTaskSampler(make, policy, **options) as one:
+    with pysampler.MultiTaskSampler(make, policy, num_envs=2, num_workers=1) as one:
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             one.sample_tasks(2)
@@ -453,9 +451,8 @@ def test_extras_named_like_collected_fields_are_refused(name):
     def clashing(observations, tasks, params):
         return policy(observations, tasks, params)[0], {name: np.zeros(len(observations))}
 
-    kwargs = {"num_envs": 2, "vector_kwargs": {"num_workers": 0}}
     with (
-        pysampler.MultiTaskSampler(EnvWithTasks, clashing, **kwargs) as one,
+        pysampler.MultiTaskSampler(EnvWithTasks, clashing, num_envs=2, num_workers=0) as one,
         pytest.raises(ValueError, match=f"the policy's extra {name!r} has the name of a field"),
     ):
         one.sample(3, params=np.zeros(2), tasks=[10, 20])
@@ -488,8 +485,7 @@ class Gated(EnvWithTasks):
 
 def test_ready_envs_are_received_while_another_steps(tmp_path):
     make = functools.partial(Gated, tmp_path)
-    options = {"num_envs": 3, "vector_kwargs": {"num_workers": 3}}
-    with pysampler.MultiTaskSampler(make, policy, **options) as one:
+    with pysampler.MultiTaskSampler(make, policy, num_envs=3, num_workers=3) as one:
         one.begin(4, tasks=[1, 2, 3])
         assert one.step_recv().envs.tolist() == [0, 1, 2]
         one.step_send(np.ones((1, 1)), {"task_index": np.zeros(1, int)}, envs=[0])
@@ -532,8 +528,7 @@ def test_floats_left_out_of_step_send_are_nan():
     def with_log_probs(observations, tasks, params):
         return np.zeros((len(observations), 1)), {"log_probs": np.zeros(len(observations))}
 
-    options = {"num_envs": 2, "num_workers": 1}
-    with pysampler.MultiTaskSampler(EnvWithTasks, with_log_probs, **options) as one:
+    with pysampler.MultiTaskSampler(EnvWithTasks, with_log_probs, num_envs=2, num_workers=1) as one:
         one.begin(2, tasks=[1])
         for extras in (None, {"log_probs": np.ones(2)}):
             one.step_recv()

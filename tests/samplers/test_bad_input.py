@@ -14,9 +14,8 @@ import pysampler.envs.meta  # registers Navigation2D
 
 @pytest.fixture(params=[0, 2], ids=["serial", "workers"])
 def envs(request):
-    made = pysampler.VectorEnv([Scripted] * 4, num_workers=request.param)
-    yield made
-    made.close()
+    with pysampler.VectorEnv([Scripted] * 4, num_workers=request.param) as envs:
+        yield envs
 
 
 @pytest.mark.parametrize(
@@ -229,9 +228,8 @@ def test_extras_that_change_their_shape_are_refused():
 def test_spaces_without_a_fixed_shape_are_refused():
     given = spaces.Text(5), spaces.Discrete(2)
     envs = pysampler.VectorEnv([functools.partial(Small, spaces=given)], num_workers=0)
-    with pytest.raises(ValueError, match="have parts without a fixed shape"):
+    with envs, pytest.raises(ValueError, match="have parts without a fixed shape"):
         pysampler.Rollouts(envs, policy, 5)
-    envs.close()
 
 
 def test_actions_that_are_tuples_need_extras_beside_them():
@@ -282,9 +280,8 @@ def test_an_unpicklable_policy_acts_only_in_the_main_process():
         pytest.raises(TypeError, match="cannot copy the policy"),
     ):
         next(rollouts)
-    with pysampler.Rollouts(envs, locked, 5) as rollouts:
+    with envs, pysampler.Rollouts(envs, locked, 5) as rollouts:
         next(rollouts)
-    envs.close()
 
 
 @pytest.mark.parametrize("episodes", [0, -1, 2.5, True])

@@ -7,22 +7,16 @@ import threading
 import numpy as np
 import pytest
 from scripted import Scripted, policy
-from small_envs import Small
+from small_envs import Small, still
 
 import pysampler
 from pysampler.errors import BusyError, ClosedError, EnvError
 
 
-def still(observations):
-    return np.zeros((len(observations), 1))
-
-
 def sampled(env_fns, horizon, count, policy=still, *, vector=None, **options):
     envs = pysampler.VectorEnv(env_fns, **{"num_workers": 2, **(vector or {})})
-    with pysampler.Rollouts(envs, policy, horizon, seed=0, **options) as rollouts:
-        copies = [next(rollouts).copy() for _ in range(count)]
-    envs.close()
-    return copies
+    with envs, pysampler.Rollouts(envs, policy, horizon, seed=0, **options) as rollouts:
+        return [next(rollouts).copy() for _ in range(count)]
 
 
 BOTH = pytest.mark.parametrize("where", ["main", "workers"])
@@ -123,7 +117,7 @@ def test_a_forked_child_does_not_disturb_rollouts(where, what):
 
 def test_concurrent_next_raises_busy_error():
     envs = pysampler.VectorEnv([functools.partial(Scripted, ".", 0.01)] * 2, num_workers=2)
-    with pysampler.Rollouts(envs, policy, 30) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 30) as rollouts:
         found = []
         thread = threading.Thread(target=lambda: found.append(next(rollouts)))
         before = envs._pool.busy_seconds()
@@ -134,12 +128,11 @@ def test_concurrent_next_raises_busy_error():
             next(rollouts)
         thread.join()
         assert found[0].valid.all()
-    envs.close()
 
 
 def test_options_may_be_set_during_an_overlapped_rollout():
     envs = pysampler.VectorEnv([functools.partial(Scripted, "t")] * 2, num_workers=2)
-    with pysampler.Rollouts(envs, policy, 4, overlap=True) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 4, overlap=True) as rollouts:
         versions = []
         for number in range(20):
             rollout = next(rollouts)
@@ -148,7 +141,6 @@ def test_options_may_be_set_during_an_overlapped_rollout():
             envs.stats()
         assert versions == sorted(versions)
         assert versions[-1] > 10
-    envs.close()
 
 
 def test_closing_the_envs_ends_rollouts_after_an_evaluation():
@@ -181,7 +173,7 @@ def test_a_failed_start_of_the_next_rollout_keeps_this_one():
 
     growing = Growing()
     envs = pysampler.VectorEnv([functools.partial(Small, 9)] * 2, num_workers=1)
-    with pysampler.Rollouts(envs, growing, 4, overlap=True, policy_in="workers") as rollouts:
+    with envs, pysampler.Rollouts(envs, growing, 4, overlap=True, policy_in="workers") as rollouts:
         next(rollouts)
         growing.lock = threading.Lock()  # cannot be pickled
         assert next(rollouts).valid.all()
@@ -189,7 +181,6 @@ def test_a_failed_start_of_the_next_rollout_keeps_this_one():
             next(rollouts)
         growing.lock = None
         assert next(rollouts).valid.all()
-    envs.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*Worker-0")
@@ -206,11 +197,10 @@ def test_rollouts_retry_after_a_failed_first_reset():
             return super().reset(**kwargs)
 
     envs = pysampler.VectorEnv([lambda: Shy(4)], num_workers=0)
-    with pysampler.Rollouts(envs, still, 5) as rollouts:
+    with envs, pysampler.Rollouts(envs, still, 5) as rollouts:
         with pytest.raises(EnvError, match="not yet"):
             next(rollouts)
         assert next(rollouts).valid.all()
-    envs.close()
 
 
 def test_a_policy_cannot_pause_the_rollouts_it_acts_for():

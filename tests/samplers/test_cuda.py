@@ -91,9 +91,8 @@ def test_a_module_on_a_gpu_acts_in_the_main_process():
 
 
 def acted(net, **options):
-    kwargs = {"num_workers": 2}
     with pysampler.Rollouts(
-        "CartPole-v1", net, 32, num_envs=8, vector_kwargs=kwargs, seed=1, **options
+        "CartPole-v1", net, 32, num_envs=8, num_workers=2, seed=1, **options
     ) as made:
         return [next(made).copy() for _ in range(4)]
 

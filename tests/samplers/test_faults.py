@@ -42,18 +42,21 @@ def test_a_loss_without_restarts_raises_and_closes(way, tmp_path):
     rollouts.close()
 
 
+def expect_hang(envs, told, under_way, **options):
+    """Sample until an env hangs: an error names it, a warning tells of the rollout under way."""
+    rollouts = pysampler.Rollouts(envs, policy, 5, **options)
+    with pytest.raises(EnvTimeoutError, match=told), pytest.warns(UserWarning, match=under_way):
+        next(rollouts)
+    rollouts.close()
+    assert envs.closed
+
+
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_a_hanging_env_is_named(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
     envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5)
-    rollouts = pysampler.Rollouts(envs, policy, 5, policy_in=where)
-    with (
-        pytest.raises(EnvTimeoutError, match="env 1 in worker 1"),
-        pytest.warns(UserWarning, match="closed with a rollout under way: 1 envs did not return"),
-    ):
-        next(rollouts)
-    rollouts.close()
-    assert envs.closed
+    under_way = "closed with a rollout under way: 1 envs did not return"
+    expect_hang(envs, "env 1 in worker 1", under_way, policy_in=where)
 
 
 class LargeInfos(Mortal):
@@ -68,24 +71,17 @@ def test_a_hanging_env_is_named_while_infos_of_others_wait(tmp_path):
     hangs = functools.partial(LargeInfos, "hang", 3, tmp_path / "hung")
     fns = [LargeInfos] * 5 + [hangs] + [LargeInfos] * 2
     envs = pysampler.VectorEnv(fns, num_workers=1, groups=8, step_timeout=0.5)
-    rollouts = pysampler.Rollouts(envs, policy, 5, info_keys=["words"])
-    with (
-        pytest.raises(EnvTimeoutError, match="env 5 in worker 0"),
-        pytest.warns(UserWarning, match="closed with a rollout under way"),
-    ):
-        next(rollouts)
-    rollouts.close()
-    assert envs.closed
+    under_way = "closed with a rollout under way"
+    expect_hang(envs, "env 5 in worker 0", under_way, info_keys=["words"])
 
 
 @pytest.mark.parametrize("where", ["main", "workers"])
 def test_a_hanging_env_is_replaced_with_on_hang_restart(where, tmp_path):
     fns = [Mortal, functools.partial(Mortal, "hang", 3, tmp_path / "hung")]
     envs = pysampler.VectorEnv(fns, num_workers=2, step_timeout=0.5, on_hang="restart")
-    with pysampler.Rollouts(envs, policy, 5, policy_in=where) as rollouts:
+    with envs, pysampler.Rollouts(envs, policy, 5, policy_in=where) as rollouts:
         rollout = next(rollouts)
         assert np.argwhere(rollout.lost).tolist() == [[2, 1]]
-    envs.close()
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -3,12 +3,11 @@
 import contextlib
 import itertools
 import os
-import signal
 import threading
 
 import numpy as np
 import pytest
-from interrupts import Interrupted, at_each_point, at_point, handler, points
+from interrupts import Interrupted, at_each_point, at_point, handler, points, signal_later
 from interrupts_in_tests import (
     Counter,
     Slow,
@@ -117,8 +116,7 @@ def test_a_handler_that_closes_rollouts_returns_no_partial_rollout():
     with contextlib.closing(pysampler.VectorEnv([Slow] * 2, num_workers=2)) as envs:
         some = pysampler.Rollouts(envs, policy, 40, policy_in="workers")
         next(some)
-        main = threading.get_ident()
-        timer = threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+        timer = signal_later(0.1)
         with handler(lambda *_: some.close()):
             timer.start()
             with pytest.raises(ClosedError):

@@ -110,10 +110,8 @@ def assert_equal(one, other):
 
 
 def rollouts_of(env_fn, count, names, **options):
-    vector = {"num_workers": options.pop("num_workers", 2), "groups": options.pop("groups", 1)}
-    with pysampler.Rollouts(
-        *([env_fn] * 4, policy, 8), vector_kwargs=vector, seed=3, leave_out=names, **options
-    ) as rollouts:
+    options = {"num_workers": 2, "seed": 3, **options}
+    with pysampler.Rollouts([env_fn] * 4, policy, 8, leave_out=names, **options) as rollouts:
         return [next(rollouts).copy() for _ in range(count)]
 
 
@@ -147,10 +145,7 @@ def test_parts_of_unknown_space_types_can_be_left_out():
 @pytest.mark.parametrize("steps", [None, 4])
 def test_records_omit_the_parts(steps, workers):
     with pysampler.Actors(
-        *([Speaking] * 4, policy),
-        vector_kwargs={"num_workers": workers},
-        steps=steps,
-        leave_out=NAMES,
+        [Speaking] * 4, policy, num_workers=workers, steps=steps, leave_out=NAMES
     ) as actors:
         records = actors.take(40, min_records=40).copy()
     assert list(records.observations) == ["first", "inner"]

@@ -52,9 +52,8 @@ def make():
 
 @pytest.fixture
 def envs():
-    made = make()
-    yield made
-    made.close()
+    with make() as envs:
+        yield envs
 
 
 @pytest.mark.slow
@@ -82,10 +81,8 @@ def test_a_rollout_uses_the_weights_at_its_start(way, envs):
 def test_rollouts_are_equal_in_main_and_workers(net):
     results = []
     for way in WAYS:
-        envs = make()
-        with pysampler.Rollouts(envs, net, 6, seed=2, **way) as rollouts:
+        with make() as envs, pysampler.Rollouts(envs, net, 6, seed=2, **way) as rollouts:
             results.append([next(rollouts).copy() for _ in range(3)])
-        envs.close()
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
             # Two batches of two round differently from one of four.
@@ -94,7 +91,9 @@ def test_rollouts_are_equal_in_main_and_workers(net):
             np.testing.assert_allclose(one.rewards, other.rewards, rtol=1e-6)
 
 
-def test_a_changed_numpy_policy_is_sent_again(envs):
+def table_class():
+    """Return a class of policies that travels by value."""
+
     class Table:
         bias = 0.0
 
@@ -102,37 +101,32 @@ def test_a_changed_numpy_policy_is_sent_again(envs):
             bias = np.full(len(observations), self.bias)
             return np.zeros((len(observations), 2), np.float32), {"bias": bias}
 
-    table = Table()
+    return Table
+
+
+def expect_new_biases(envs, holder, make_policy):
+    """Change the bias of a policy or of its class before each rollout."""
     for way in WAYS:
-        table.bias = 0.0
-        seen = []
+        holder.bias = 0.0
+        seen, table = [], make_policy()
+        call = type(table).__call__
         with pysampler.Rollouts(envs, table, 3, **way) as rollouts:
             for _ in range(4):
-                table.bias += 1
+                holder.bias += 1
                 [bias] = np.unique(next(rollouts).extras["bias"])
                 seen.append(bias)
         assert seen == ([1, 1, 2, 3] if way["overlap"] else [1, 2, 3, 4])
+        assert type(table).__call__ is call
+
+
+def test_a_changed_numpy_policy_is_sent_again(envs):
+    table = table_class()()
+    expect_new_biases(envs, table, lambda: table)
 
 
 def test_class_attributes_of_a_policy_are_updated(envs):
-    class Table:
-        bias = 0.0
-
-        def __call__(self, observations):
-            bias = np.full(len(observations), self.bias)
-            return np.zeros((len(observations), 2), np.float32), {"bias": bias}
-
-    call = Table.__call__
-    for way in WAYS:
-        Table.bias = 0.0
-        seen = []
-        with pysampler.Rollouts(envs, Table(), 3, **way) as rollouts:
-            for _ in range(4):
-                Table.bias += 1
-                [bias] = np.unique(next(rollouts).extras["bias"])
-                seen.append(bias)
-        assert seen == ([1, 1, 2, 3] if way["overlap"] else [1, 2, 3, 4])
-        assert Table.__call__ is call
+    kind = table_class()
+    expect_new_biases(envs, kind, kind)
 
 
 @pytest.mark.slow

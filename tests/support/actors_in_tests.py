@@ -7,7 +7,7 @@ import signal
 from contextlib import closing
 
 import numpy as np
-from scripted import Scripted
+from scripted import Scripted, by_env
 
 import pysampler
 
@@ -88,3 +88,9 @@ class RecurrentOnDevice(OnDevice):
     def __call__(self, observations, state):
         state = {"steps": state["steps"].numpy(), "seen": (state["seen"][0].numpy(),)}
         return self._policy(observations.numpy(), state)
+
+
+def expect_every_step(envs, batches):
+    """Assert that batches have all steps of each env, in order."""
+    rows = by_env(batches)
+    assert [len(rows[env]) for env in range(envs.num_envs)] == envs.stats().steps.count.tolist()

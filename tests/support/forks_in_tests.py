@@ -15,12 +15,14 @@ class Fork:
         if self._pid == 0:
             os.close(self._go)
             try:
-                result = function(lambda: os.read(wait_end, 1))
-            except BaseException:
-                result = traceback.format_exc()
-            with os.fdopen(write_end, "wb") as out:
-                pickle.dump(result, out)
-            os._exit(0)
+                try:
+                    result = function(lambda: os.read(wait_end, 1))
+                except BaseException:
+                    result = traceback.format_exc()
+                with os.fdopen(write_end, "wb") as out:
+                    pickle.dump(result, out)
+            finally:  # it must not go on as a second copy of the tests
+                os._exit(0)
         os.close(wait_end)
         os.close(write_end)
 

@@ -1,7 +1,19 @@
-"""Envs for the checks whether envs interfere."""
+"""Envs for the checks whether envs interfere, and ``check``, which makes one."""
+
+import itertools
 
 import gymnasium as gym
 import numpy as np
+
+from pysampler._vector.isolation.check import check_envs
+
+SETTINGS = {"gravity": 9.8}
+numbers = itertools.count()
+
+
+def check(env_fn, **options):
+    """Check in forks of this process, which start at once."""
+    return check_envs([env_fn], **{"steps": 20, "context": "fork", **options})[0]
 
 
 class Plain(gym.Env):
@@ -47,3 +59,25 @@ class ResetByClose(Plain):
 
     def close(self):
         type(self).open = False
+
+
+class Draws(Plain):
+    def observation(self):
+        return np.array([self.position, np.random.random()])
+
+
+class ReadsGlobals(Plain):
+    def observation(self):
+        return np.array([SETTINGS["gravity"], 0.0])
+
+    def act(self):
+        SETTINGS["gravity"] += 1
+
+
+class Numbered(Plain):
+    def __init__(self):
+        super().__init__()
+        self.number = next(numbers)
+
+    def observation(self):
+        return np.array([self.position, self.number])

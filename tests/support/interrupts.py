@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,16 +44,21 @@ _POINTS = ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD")
 
 
 @contextmanager
-def handler(function):
-    before = signal.signal(signal.SIGUSR1, function)
+def handler(function, number=signal.SIGUSR1):
+    before = signal.signal(number, function)
     try:
         yield
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(number, before)
 
 
 def _raise(*_):
     raise Interrupted
+
+
+def signal_later(seconds, number=signal.SIGUSR1):
+    """Return a timer that, once started, sends a signal to this thread."""
+    return threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), number))
 
 
 class _Trace:

@@ -178,6 +178,16 @@ def same(a, b, place=""):
         assert a == b or (a != a and b != b), f"{place}: {a!r} and {b!r}"
 
 
+def equal(a, b):
+    """Return whether two values are equal in structure, shape and content."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, (tuple, list)) or (isinstance(a, np.ndarray) and a.dtype == object):
+        alike = isinstance(b, (tuple, list, np.ndarray)) and len(a) == len(b)
+        return alike and all(map(equal, a, b))
+    return np.array_equal(a, b)
+
+
 def step_alike(ours, theirs, mode, steps, masked, options, seeds):
     """Step two vector envs with the same seeds and actions; assert that all results are equal.
 

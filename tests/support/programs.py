@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 
-def completed(*arguments, **kwargs):
-    """Run the interpreter with these arguments; it must exit with 0."""
+def completed(*arguments, code=0, prefix=(), timeout=100, **kwargs):
+    """Run the interpreter with these arguments, after a prefix; it must exit with this code."""
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [*prefix, sys.executable, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=timeout,
         **kwargs,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done
 
 

@@ -36,6 +36,20 @@ def add(replay, rows):
     replay.add(fields, **columns)
 
 
+def filled(capacity, envs, count, **options):
+    """Return a buffer with random transitions."""
+    replay = make(capacity, **options)
+    add(replay, history(np.random.default_rng(0), envs, count))
+    return replay
+
+
+def add_alone(replay, fields, **columns):
+    """Add records of one env; all but the given columns are zeros."""
+    zeros = np.zeros(len(next(iter(fields.values()))), int)
+    own = dict.fromkeys(("rewards", "terminated", "truncated", "env"), zeros)
+    replay.add(fields, **{**own, **columns})
+
+
 def expected(rows, at, n_step, gamma):
     """Return (sum of rewards, discount, last step's number) of a transition, by a plain loop."""
     mine = [row for row in rows[at:] if row["env"] == rows[at]["env"]]

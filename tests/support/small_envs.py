@@ -80,3 +80,7 @@ class Small(gym.Env):
 
     def render(self):
         return self.picture(self)
+
+
+def still(observations):
+    return np.zeros((len(observations), 1))

@@ -1,5 +1,6 @@
 """Helpers for tests of vector envs."""
 
+from gymnasium.vector import AutoresetMode
 from made_up import same
 
 import pysampler
@@ -37,3 +38,27 @@ def alike(ours, theirs, steps=10, actions=None, **reset):
     for step in range(steps):
         given = theirs.action_space.sample() if actions is None else actions
         same(ours.step(given), theirs.step(given), f"step {step}")
+
+
+def info_of(infos, at, without=()):
+    """Return one env's info out of those of a batch, except some keys."""
+    found = {}
+    for key, values in infos.items():
+        if not key.startswith("_") and key not in without and infos[f"_{key}"][at]:
+            inside = isinstance(values, dict)
+            found[key] = info_of(values, at, without) if inside else values[at]
+    return found
+
+
+def reset_ended(envs, results):
+    """Reset the envs whose episodes have ended, in the mode DISABLED."""
+    ended = results[2] | results[3]
+    if envs.autoreset_mode is AutoresetMode.DISABLED and ended.any():
+        envs.reset(options={"reset_mask": ended})
+
+
+def even_for_few():
+    """Let workers run layers around envs in Python even where that gains no time."""
+    from pysampler._vector.wrapped import server
+
+    server._COSTS = -1e9

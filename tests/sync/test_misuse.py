@@ -20,14 +20,9 @@ FORK = multiprocessing.get_context("fork")
 
 def run(script):
     """Run a script in a new process, to detect crashes; return its stdout."""
-    result = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout
+    done = completed("-X", "faulthandler", "-c", script)
+    assert done.stderr == ""
+    return done.stdout
 
 
 def second_handle(first, core):
@@ -255,8 +250,7 @@ def test_waiter_keeps_its_place_during_a_long_wait():
     got = []
     first = threading.Thread(target=lambda: got.append(flag.wait()))
     first.start()
-    while "waiter" not in repr(flag):
-        pass
+    wait_until(lambda: "waiter" in repr(flag))
     end = sync.now() + 200_000_000  # several slices
     while sync.now() < end:
         with pytest.raises(errors.BusyError):

@@ -10,6 +10,8 @@ import threading
 
 import numpy as np
 import pytest
+from fork_server_in_tests import wait_until
+from interrupts import handler, signal_later
 
 from pysampler import _core, errors, sync
 
@@ -65,8 +67,7 @@ def test_ctrl_c_ends_every_wait(name):
 def test_ctrl_c_loses_no_record(kind):
     ring = kind(8, np.int64)
     ring.push_many([1, 2])
-    main = threading.get_ident()
-    threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    signal_later(0.02, signal.SIGINT).start()
     with pytest.raises(KeyboardInterrupt):
         ring.pop_many(4, least=4)
     assert ring.pop_many(4).tolist() == [1, 2]
@@ -80,8 +81,7 @@ def test_ctrl_c_ends_a_wait_for_a_dead_producer():
         ring.claim()
         os._exit(0)
     os.waitpid(child, 0)
-    main = threading.get_ident()
-    threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    signal_later(0.02, signal.SIGINT).start()
     with pytest.raises(KeyboardInterrupt):
         ring.peek(2, 2, timeout=1)
     assert ring.peek(2).tolist() == [1]
@@ -114,17 +114,12 @@ def test_other_threads_run_while_one_waits():
     assert flag.wait()
 
 
-def until(condition):
-    while not condition():
-        os.sched_yield()
-
-
 def test_second_waiter_raises_busy_error_and_the_first_continues():
     flag = sync.Flag()
     got = []
     first = threading.Thread(target=lambda: got.append(flag.wait()))
     first.start()
-    until(lambda: "waiter" in repr(flag))
+    wait_until(lambda: "waiter" in repr(flag))
     with pytest.raises(errors.BusyError, match=rf"cannot wait on flag: pid {os.getpid()} thread"):
         flag.wait(1)
     flag.set()
@@ -334,14 +329,12 @@ def test_exception_of_a_handler_is_raised_even_if_the_wait_is_over(name):
         satisfy(waited)
         raise ZeroDivisionError
 
-    before = signal.signal(signal.SIGUSR1, handle)
-    main = threading.get_ident()
-    timer = threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGUSR1))
-    try:
+    timer = signal_later(0.02)
+    with handler(handle):
         timer.start()
-        with pytest.raises(ZeroDivisionError):
-            wait(waited)
-        assert wait(waited) is not None  # nothing was lost
-    finally:
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)
+        try:
+            with pytest.raises(ZeroDivisionError):
+                wait(waited)
+            assert wait(waited) is not None  # nothing was lost
+        finally:
+            timer.join()

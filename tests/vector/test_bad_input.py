@@ -343,8 +343,7 @@ class Leaving(TellingEnv):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_system_exit_in_a_call_or_close_is_an_env_error(workers, kind, groups):
     fns = [Leaving, Leaving, functools.partial(Leaving, kind), Leaving]
-    envs = pysampler.VectorEnv(fns, num_workers=workers, groups=groups)
-    envs.reset()
+    envs = begun(pysampler.VectorEnv(fns, num_workers=workers, groups=groups))
     with pytest.raises(EnvError, match=f"env 2.* raised {kind.__name__}"):
         envs.call("leave")
     assert envs.step([0] * 4)[1].tolist() == [1] * 4
@@ -386,8 +385,7 @@ def test_worker_that_exits_while_creating_envs_is_reported_lost(nothing_left):
 
 
 def test_worker_that_exits_in_a_step_is_reported_lost(nothing_left):
-    envs = make()
-    envs.reset()
+    envs = begun(make())
     with pytest.raises(WorkerLostError) as caught:
         envs.step([0, 0, TellingEnv.OS_EXIT, 0])
     error = caught.value
@@ -446,8 +444,7 @@ def test_calls_after_close_raise_closed_error(workers):
 
 
 def test_step_in_a_forked_child_raises():
-    envs = make()
-    envs.reset()
+    envs = begun(make())
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -504,8 +501,7 @@ def test_invalid_timeout_raises_and_the_call_stays_pending():
 
 def test_close_does_not_wait_forever_for_a_hanging_env(monkeypatch, nothing_left):
     monkeypatch.setattr("pysampler._vector.core.SHUTDOWN_TIMEOUT_S", 0.1)
-    envs = make()
-    envs.reset()
+    envs = begun(make())
     envs.step_async([TellingEnv.HANG, 0, 0, 0])
     with pytest.warns(UserWarning, match="pending call to `step`"):
         envs.close()

@@ -229,14 +229,11 @@ def test_batch_envs_that_cannot_be_are_named(attributes, error):
 
 
 def test_make_vec_takes_arguments_and_limits_of_batch_envs():
-    for made in (
-        pysampler.make_vec(Walks, 2, num_workers=1, max_episode_steps=2),
-        pysampler.make_vec(functools.partial(Walks), 2, num_workers=1, max_episode_steps=2),
-    ):
-        made.reset(seed=1)
-        made.step(np.ones(2, int))
-        assert made.step(np.ones(2, int))[3].all()
-        made.close()
+    for make in (Walks, functools.partial(Walks)):
+        envs = pysampler.make_vec(make, 2, num_workers=1, max_episode_steps=2)
+        with begun(envs, seed=1):
+            envs.step(np.ones(2, int))
+            assert envs.step(np.ones(2, int))[3].all()
     more = type("More", (Walks,), {"__init__": lambda self, num_envs: Walks.__init__(self, 3)})
     with pytest.raises(ValueError, match="3 envs were made, expected 2"):
         pysampler.make_vec(more, 2, num_workers=1)

@@ -14,19 +14,12 @@ from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import identical
 from told_envs import SmallEnv
-from vectors import begun
+from vectors import begun, even_for_few
 
 import pysampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
 CARTPOLES = 16
-
-
-def even_for_few():
-    """Let workers run layers around envs in Python even where that gains no time."""
-    from pysampler._vector.wrapped import server
-
-    server._COSTS = -1e9
 
 
 class Steps(SmallEnv):

@@ -13,9 +13,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from interrupts import at_each_point
 from interrupts_in_tests import closing_while_pending, counters, reset_if_lost
-from made_up import SpaceEnv, same
+from made_up import SpaceEnv, interrupt_once, same
 from told_envs import END, RAISE, SmallEnv
-from vectors import begun
+from vectors import begun, info_of
 
 import pysampler
 from pysampler._frames.frames import SKIPPED
@@ -67,27 +67,20 @@ class OneByOne:
             env.close()
 
 
-def of_env(infos, i):
-    """Return an env's infos out of those of a batch, but those whose type depends on the batch."""
-    found = {}
-    for key, value in infos.items():
-        if key in ("steps", "either") or (key[:1] == "_" and key[1:] in infos):
-            continue
-        if not infos[f"_{key}"][i]:
-            continue
-        found[key] = of_env(value, i) if isinstance(value, dict) else value[i]
-    return found
+# An env's infos whose type depends on the batch.
+VARYING = "steps", "either"
 
 
 def compare(make, mode, workers, observations, *, seed, chunks=10, most=6, **options):
     """Compare chunks of random lengths; return how many episodes ended before their chunk did."""
     rng = np.random.default_rng(seed)
-    ours = pysampler.VectorEnv(make, autoreset_mode=mode, num_workers=workers, **options)
-    theirs = OneByOne(make, mode)
-    space = ours.single_action_space
-    space.seed(seed)
     cut = 0
-    try:
+    with (
+        pysampler.VectorEnv(make, autoreset_mode=mode, num_workers=workers, **options) as ours,
+        contextlib.closing(OneByOne(make, mode)) as theirs,
+    ):
+        space = ours.single_action_space
+        space.seed(seed)
         ours.reset(seed=3)
         theirs.reset(seed=3)
         for _ in range(chunks):
@@ -103,15 +96,12 @@ def compare(make, mode, workers, observations, *, seed, chunks=10, most=6, **opt
                 assert got[1][i].tobytes() == rewards.tobytes()
                 assert (got[2][i], got[3][i]) == (terminated, truncated)
                 assert got[4]["steps"][i] == taken
-                np.testing.assert_equal(of_env(got[4], i), of_env(infos, 0))
+                np.testing.assert_equal(info_of(got[4], i, VARYING), info_of(infos, 0, VARYING))
                 cut += taken < steps
             over = got[2] | got[3]
             if mode is DISABLED and over.any():
                 ours.reset(options={"reset_mask": over})
                 theirs.reset(mask=over)
-    finally:
-        ours.close()
-        theirs.close()
     return cut
 
 
@@ -174,11 +164,7 @@ class Scripted(SmallEnv):
 
 
 def scripted(count=4, mode=NEXT_STEP, **options):
-    envs = pysampler.VectorEnv(
-        [Scripted] * count, autoreset_mode=mode, **{"num_workers": 2, **options}
-    )
-    envs.reset(seed=1)
-    return contextlib.closing(envs)
+    return begun([Scripted] * count, seed=1, autoreset_mode=mode, **{"num_workers": 2, **options})
 
 
 def chunk(envs, steps=4, **actions):
@@ -680,9 +666,7 @@ class Camera(Scripted):
 
 
 def cameras(mode=NEXT_STEP, make=Camera, **options):
-    envs = pysampler.VectorEnv([make] * 2, autoreset_mode=mode, **{"num_workers": 1, **options})
-    envs.reset()
-    return contextlib.closing(envs)
+    return begun([make] * 2, autoreset_mode=mode, **{"num_workers": 1, **options})
 
 
 @pytest.mark.parametrize("make", [Camera, lambda: gym.wrappers.OrderEnforcing(Camera())])
@@ -841,15 +825,8 @@ def test_chunk_without_memory_for_it_leaves_the_envs_usable():
 
 @pytest.mark.parametrize("options", [{}, {"main_envs": 1}])
 def test_nothing_is_pending_after_an_interrupted_first_chunk(monkeypatch, options):
-    wait, left = Pool.wait, [KeyboardInterrupt()]
-
-    def interrupted(self, *args, **kwargs):
-        if left:
-            raise left.pop()
-        return wait(self, *args, **kwargs)
-
     with begun(pysampler.make_vec("CartPole-v1", 4, num_workers=2, **options), seed=1) as envs:
-        monkeypatch.setattr(Pool, "wait", interrupted)
+        interrupt_once(monkeypatch, Pool, "wait", before=True)
         with pytest.raises(KeyboardInterrupt):
             envs.step_chunk(np.zeros((4, 3), int))
         assert (envs.pending, envs.ready) == (0, 0)

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from made_up import same
 from told_envs import SmallEnv
-from vectors import begun
+from vectors import begun, info_of, reset_ended
 
 import pysampler
 from pysampler.envs import BatchEnv
@@ -72,15 +72,7 @@ def made(lane, mode="NextStep", count=4, **options):
 def row_of(results, env):
     """Return what results say of one env."""
     observations, *columns, infos = results
-
-    def info_of(infos):
-        found = {}
-        for key, values in infos.items():
-            if not key.startswith("_") and infos[f"_{key}"][env]:
-                found[key] = info_of(values) if isinstance(values, dict) else values[env]
-        return found
-
-    return observations[env], *(column[env] for column in columns), info_of(infos)
+    return observations[env], *(column[env] for column in columns), info_of(infos, env)
 
 
 def raised(call):
@@ -92,13 +84,6 @@ def raised(call):
             caught = error
             raise
     return caught
-
-
-def reset_ended(envs, results):
-    """Reset the envs whose episodes have ended, in the mode DISABLED."""
-    ended = results[2] | results[3]
-    if envs.autoreset_mode is gym.vector.AutoresetMode.DISABLED and ended.any():
-        envs.reset(options={"reset_mask": ended})
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -141,8 +126,7 @@ def test_error_of_a_step_has_the_results_of_the_others(lane, mode, waits):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("lane", LANES)
 def test_next_step_goes_on_with_the_env_that_raised(lane, mode):
-    with made(lane, mode) as envs:
-        envs.reset()
+    with begun(made(lane, mode)) as envs:
         raised(lambda: envs.step([0, RAISES, 0, 0]))
         observations, rewards, *_ = envs.step([0] * 4)
         assert observations[1].tolist() == [1, 1, 1]
@@ -180,8 +164,7 @@ def test_envs_that_raised_can_be_reset_by_their_mask(lane, mode):
 
 @pytest.mark.parametrize("lane", LANES)
 def test_several_envs_that_raise_are_all_marked(lane):
-    with made(lane) as envs:
-        envs.reset()
+    with begun(made(lane)) as envs:
         error = raised(lambda: envs.step([RAISES, 0, RAISES, RAISES]))
         assert error.results[4]["env_error"].tolist() == [True, False, True, True]
         assert error.results[1].tolist() == [0, 1, 0, 0]
@@ -205,8 +188,7 @@ def test_results_of_an_error_are_not_overwritten(lane):
 
 @pytest.mark.parametrize("lane", LANES)
 def test_errors_of_other_calls_have_no_results(lane):
-    with made(lane, "Disabled") as envs:
-        envs.reset()
+    with begun(made(lane, "Disabled")) as envs:
         envs.step([0, RAISES_IN_RESET, 0, 0])
         assert raised(envs.reset).results is None
         envs.reset()
@@ -218,8 +200,7 @@ def test_errors_of_other_calls_have_no_results(lane):
 
 
 def test_slots_with_spare_envs_are_marked():
-    with made("processes", "SameStep", spare_envs=1) as envs:
-        envs.reset()
+    with begun(made("processes", "SameStep", spare_envs=1)) as envs:
         error = raised(lambda: envs.step([0, RAISES, 0, 0]))
         assert error.results[4]["env_error"].tolist() == [False, True, False, False]
         assert error.results[1].tolist() == [1, 0, 1, 1]

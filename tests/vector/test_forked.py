@@ -10,8 +10,6 @@ from gymnasium import spaces
 from told_envs import SmallEnv
 from vectors import begun
 
-import pysampler
-
 
 class Counting(SmallEnv):
     """Observes an image filled with its step count."""
@@ -47,28 +45,24 @@ def test_fork_keeps_the_observations_held_at_its_start(envs):
     assert fork.result() == ([1, 2, 3, 4, 5], [(n, n) for n in range(1, 6)])
 
 
-def test_writes_in_a_fork_do_not_reach_the_parent(envs):
-    held = step(envs)
-
+def write_in_a_fork(held):
     def write(wait):
         held[:] = 99
         return int(held.min())
 
     assert Fork(write).result() == 99
     assert (held == 1).all()
+
+
+def test_writes_in_a_fork_do_not_reach_the_parent(envs):
+    write_in_a_fork(step(envs))
 
 
 def test_writes_in_a_fork_after_close_do_not_reach_the_parent():
     with begun([Counting] * 4, num_workers=2) as envs:
         held = step(envs)
     del envs
-
-    def write(wait):
-        held[:] = 99
-        return int(held.min())
-
-    assert Fork(write).result() == 99
-    assert (held == 1).all()
+    write_in_a_fork(held)
 
 
 def test_parent_does_not_reuse_frames_of_a_fork_without_descriptors(envs):
@@ -113,19 +107,11 @@ def limit_descriptors():
 
 
 def test_forked_replacement_worker_writes_to_the_shared_frames():
-    envs = pysampler.VectorEnv(
-        [Counting] * 4, num_workers=2, context="fork", on_worker_loss="restart"
-    )
-    try:
-        envs.reset()
+    with begun([Counting] * 4, num_workers=2, context="fork", on_worker_loss="restart") as envs:
         held = [step(envs), step(envs)]
         os.kill(envs._core.pool.pids[0], 9)
-        while True:
-            *_, infos = envs.step(np.zeros(4, np.int64))
-            if "worker_lost" in infos:
-                break
+        while "worker_lost" not in envs.step(np.zeros(4, np.int64))[4]:
+            pass
         step(envs)  # begins the next episode
         assert (step(envs)[:2] == 1).all()  # by the replacement worker
         assert [int(one.max()) for one in held] == [1, 2]
-    finally:
-        envs.close()

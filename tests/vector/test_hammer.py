@@ -184,8 +184,7 @@ def test_parts_of_several_threads_are_whole_or_refused():
 @pytest.mark.parametrize("lanes", LANES)
 def test_vector_envs_may_be_closed_by_several_threads_at_once(lanes):
     for _ in range(8):
-        envs = pysampler.VectorEnv([Counted] * 4, **LANES[lanes])
-        envs.reset()
+        envs = begun([Counted] * 4, **LANES[lanes])
         over = threading.Event()
         refused = (*REFUSED, gym.error.ClosedEnvironmentError)
         use = calling(lambda envs=envs: envs.step(ACTIONS), until=over, refused=refused)

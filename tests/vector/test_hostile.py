@@ -1,10 +1,9 @@
 """A worker writes garbage to all memory it shares: the parent neither crashes nor hangs."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import completed
 
 PROGRAM = """
 import ctypes, faulthandler, os, random, sys, threading, warnings
@@ -91,13 +90,5 @@ def test_parent_survives_garbage_in_shared_memory(seed, asynchronous, restart, t
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     arguments = map(str, (seed, asynchronous, restart))
-    done = subprocess.run(
-        [sys.executable, program, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        cwd=Path(__file__).parent,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed(program, *arguments, cwd=Path(__file__).parent)
     assert done.stdout.splitlines()[-1].startswith("through")

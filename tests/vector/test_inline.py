@@ -84,8 +84,7 @@ def signal_at(event, name, act):
 @pytest.mark.parametrize("terminate", [False, True])
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_closing_in_a_handler_before_a_note_runs_raises_closed_error(kwargs, terminate):
-    envs = pysampler.VectorEnv([Counts] * 2, **kwargs)
-    envs.reset()
+    envs = begun([Counts] * 2, **kwargs)
     envs.set_options(None, {"low": 1})  # runs with the next wait
     close = lambda: envs.close(terminate=terminate)  # noqa: E731
     with pytest.raises(ClosedError), signal_at("call", "InlineLane.run", close):
@@ -95,8 +94,7 @@ def test_closing_in_a_handler_before_a_note_runs_raises_closed_error(kwargs, ter
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:.*while waiting for a pending call")
 def test_recv_raises_closed_error_after_a_handler_closes(num_workers):
-    envs = pysampler.VectorEnv([Counts] * 2, num_workers=num_workers)
-    envs.reset()
+    envs = begun([Counts] * 2, num_workers=num_workers)
     envs.send(objects())
     with pytest.raises(ClosedError), signal_at("return", "PartialBatches._collect", envs.close):
         envs.recv()
@@ -230,22 +228,22 @@ def test_interrupted_step_loses_all_envs_of_a_block_and_says_so(kind, call, mode
                 same(envs.step(actions), expected.step(actions))
 
 
+def interrupted(monkeypatch, kind, name, call, *arguments):
+    interrupt_once(monkeypatch, kind, name)
+    with pytest.raises(KeyboardInterrupt):
+        call(*arguments)
+
+
 @pytest.mark.parametrize("kind", ["in Python", "native"])
 def test_second_interrupt_while_lost_envs_are_read_changes_no_final_observation(kind, monkeypatch):
     options = {"num_envs": COUNT, "num_workers": 0, "autoreset_mode": "SameStep"}
     monkeypatch.setattr(stepper, "_CLASSIC", "")  # no handler can interrupt C++
     actions = np.zeros(COUNT, int)
-    with CARTS[kind](**options) as envs:
-        envs.reset(seed=1)
+    with begun(CARTS[kind](**options), seed=1) as envs:
         seen = envs.step(actions)[0]
-        interrupt_once(
-            monkeypatch, CartPoleEnv if kind == "in Python" else classic.CartPole, "step"
-        )
-        with pytest.raises(KeyboardInterrupt):
-            envs.step(actions)
-        interrupt_once(monkeypatch, Results, "_merged")
-        with pytest.raises(KeyboardInterrupt):
-            envs.step_wait()
+        step_of = CartPoleEnv if kind == "in Python" else classic.CartPole
+        interrupted(monkeypatch, step_of, "step", envs.step, actions)
+        interrupted(monkeypatch, Results, "_merged", envs.step_wait)
         same(np.stack(envs.step_wait()[4]["final_obs"]), seen)
 
 
@@ -262,12 +260,8 @@ class Talks(SmallEnv):
 
 def test_second_interrupt_changes_no_final_observation_without_a_fixed_shape(monkeypatch):
     with begun([Talks] * 2, num_workers=0, autoreset_mode="SameStep") as envs:
-        interrupt_once(monkeypatch, Talks, "step")
-        with pytest.raises(KeyboardInterrupt):
-            envs.step([0, 0])
-        interrupt_once(monkeypatch, Results, "_merged")
-        with pytest.raises(KeyboardInterrupt):
-            envs.step_wait()
+        interrupted(monkeypatch, Talks, "step", envs.step, [0, 0])
+        interrupted(monkeypatch, Results, "_merged", envs.step_wait)
         observations, *_, infos = envs.step_wait()
         assert observations["text"] == ("2", "2")
         assert [(one["number"][0], one["text"]) for one in infos["final_obs"]] == [(1, "1")] * 2
@@ -277,9 +271,7 @@ def test_env_that_a_masked_reset_leaves_lost_has_the_observation_seen_last(monke
     options = {"num_envs": 2, "num_workers": 0, "autoreset_mode": "Disabled"}
     with CARTS["in Python"](**options) as envs:
         seen, _ = envs.reset(seed=1)
-        interrupt_once(monkeypatch, CartPoleEnv, "step")
-        with pytest.raises(KeyboardInterrupt):
-            envs.step(np.zeros(2, int))
+        interrupted(monkeypatch, CartPoleEnv, "step", envs.step, np.zeros(2, int))
         same(envs.step_wait()[0], seen)
         observations, _ = envs.reset(options={"reset_mask": np.array([False, True])})
         same(observations[0], seen[0])

@@ -15,9 +15,10 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from fork_server_in_tests import wait_until
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector import SyncVectorEnv
-from interrupts import Interrupted, at_each_point, at_point, handler, points
+from interrupts import Interrupted, at_each_point, at_point, handler, points, signal_later
 from interrupts_in_tests import (
     Counter,
     closing_while_pending,
@@ -347,8 +348,7 @@ def test_answers_are_freed_with_the_next_call(lane):
 
 
 def test_answers_of_groups_that_the_next_call_leaves_out_are_freed():
-    with counters(2, num_workers=0, groups=2) as envs:
-        envs.reset()
+    with begun(counters(2, num_workers=0, groups=2)) as envs:
         left = [weakref.ref(one) for one in envs.apply(lambda env: Large())]
         envs.send([0], [0])
         gc.collect()
@@ -419,11 +419,6 @@ def test_interrupted_pool_creation_does_not_affect_other_pools(context):
         assert other.get_attr("number") == (0, 1, 2, 3)
 
 
-def wait_until(condition):
-    while not condition():
-        os.sched_yield()
-
-
 @pytest.mark.slow
 def test_interrupted_close_leaves_no_workers():
     with begun(counters()) as other:
@@ -470,10 +465,8 @@ def test_closing_in_a_handler_ends_an_endless_wait():
         def step(self, action):
             threading.Event().wait()
 
-    envs = pysampler.VectorEnv([Hangs], num_workers=1)
-    envs.reset()
-    main = threading.get_ident()
-    timer = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    envs = begun([Hangs], num_workers=1)
+    timer = signal_later(0.05)
     with handler(lambda *_: envs.close(terminate=True)):
         envs.step_async([0])
         timer.start()
@@ -608,8 +601,7 @@ def test_close_does_not_hide_ctrl_c_of_asyncio(gate):
             return super().step(action)
 
     async def main():
-        envs = pysampler.VectorEnv([functools.partial(SignalsOnce, gate)], num_workers=0)
-        envs.reset()
+        envs = begun([functools.partial(SignalsOnce, gate)], num_workers=0)
         try:
             await asyncio.to_thread(envs.step, [0])
         finally:
@@ -688,18 +680,14 @@ def test_close_in_a_second_handler_does_not_stop_the_first():
             gate.wait(0.5)  # an env that is slow
             return super().step(action)
 
-    envs = pysampler.VectorEnv([Slow], num_workers=1)
-    envs.reset()
-    main = threading.get_ident()
+    envs = begun([Slow], num_workers=1)
     done = []
 
     def close(*_):
         envs.close()
         done.append(True)
 
-    timers = [
-        threading.Timer(at, lambda: signal.pthread_kill(main, signal.SIGUSR1)) for at in (0.1, 0.2)
-    ]
+    timers = [signal_later(0.1), signal_later(0.2)]
     with handler(close):
         for timer in timers:
             timer.start()

@@ -15,18 +15,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from interfering import Plain, ResetByClose
+from interfering import SETTINGS, Draws, Numbered, Plain, ReadsGlobals, ResetByClose, check
 
 import pysampler
 from pysampler._vector.isolation import check as check_module
 from pysampler._vector.isolation.check import check_envs
 from pysampler.envs.classic import CartPole
 from pysampler.errors import EnvError, EnvTimeoutError, WorkerLostError
-
-
-def check(env_fn, **options):
-    """Check in forks of this process, which start at once."""
-    return check_envs([env_fn], **{"steps": 20, "context": "fork", **options})[0]
 
 
 def test_envs_that_share_nothing_may_share_a_process():
@@ -36,11 +31,6 @@ def test_envs_that_share_nothing_may_share_a_process():
     assert str(found) == (
         "envs of Plain may share a process: 20 steps beside others gave the same results as alone"
     )
-
-
-class Draws(Plain):
-    def observation(self):
-        return np.array([self.position, np.random.random()])
 
 
 class DrawsInReset(Plain):
@@ -58,9 +48,7 @@ class Counts(Plain):
         return np.array([self.position, Counts.count])
 
 
-SETTINGS = {"gravity": 9.8}
 NESTED = {"a": {"b": {"c": {"d": [(1, float("nan")), np.zeros(3)]}}}}  # nothing changes it
-numbers = itertools.count()
 
 
 class Proxy:
@@ -72,23 +60,6 @@ class Proxy:
 
 proxy = Proxy()
 generator = np.random.default_rng(1)
-
-
-class ReadsGlobals(Plain):
-    def observation(self):
-        return np.array([SETTINGS["gravity"], 0.0])
-
-    def act(self):
-        SETTINGS["gravity"] += 1
-
-
-class Numbered(Plain):
-    def __init__(self):
-        super().__init__()
-        self.number = next(numbers)
-
-    def observation(self):
-        return np.array([self.position, self.number])
 
 
 class DrawsFromModule(Plain):

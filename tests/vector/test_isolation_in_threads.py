@@ -1,7 +1,6 @@
 """check_isolation(context="threads"): what envs of threads do to each other and to the program."""
 
 import functools
-import itertools
 import os
 import random
 import signal
@@ -10,17 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from interfering import Plain, ResetByClose
+from interfering import Draws, Numbered, Plain, ReadsGlobals, ResetByClose, check
 from programs import completed
 
 import pysampler
 from pysampler._vector.isolation.check import check_envs
 from pysampler._vector.isolation.shared import SharedState
-
-
-def check(env_fn, **options):
-    """Check in forks of this process, which start at once."""
-    return check_envs([env_fn], **{"steps": 20, "context": "fork", **options})[0]
 
 
 def check_threads(env_fn):
@@ -36,11 +30,6 @@ def test_envs_that_share_nothing_may_step_in_threads():
     )
 
 
-class Draws(Plain):
-    def observation(self):
-        return np.array([self.position, np.random.random()])
-
-
 class DrawsWithoutEffect(Plain):
     def act(self):
         random.random()
@@ -54,26 +43,6 @@ class GoesWithoutEffect(Plain):
 class SetsWithoutEffect(Plain):
     def begin(self):
         os.environ["PLAIN_LEVEL"] = "1"
-
-
-SETTINGS = {"gravity": 9.8}
-numbers = itertools.count()
-
-
-class ReadsGlobals(Plain):
-    def observation(self):
-        return np.array([SETTINGS["gravity"], 0.0])
-
-    def act(self):
-        SETTINGS["gravity"] += 1
-
-
-class Numbered(Plain):
-    def __init__(self):
-        self.number = next(numbers)
-
-    def observation(self):
-        return np.array([self.position, self.number])
 
 
 class Writes(Plain):

@@ -72,8 +72,7 @@ def test_main_envs_are_the_last_envs():
 
 
 def test_send_and_recv_work_with_main_envs():
-    envs, _ = scripted(groups=2)
-    with contextlib.closing(envs):
+    with scripted(groups=2)[0] as envs:
         envs.async_reset(seed=0)
         ids = envs.recv()[4]["env_id"]
         assert sorted(ids) == [0, 1, 2, 3, 4]
@@ -157,8 +156,7 @@ def test_lost_worker_is_replaced_while_main_envs_continue():
 
 def test_lost_worker_raises_with_main_envs():
     fns = [lambda n=n: Killed(n, talks=False) for n in range(4)]
-    envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2)
-    envs.reset()
+    envs = begun(pysampler.VectorEnv(fns, num_workers=2, main_envs=2))
     with pytest.raises(WorkerLostError, match="worker 1"):
         envs.step([0, 9, 0, 0])
     assert envs.closed
@@ -174,8 +172,7 @@ class Waits(Counter):
 @closing_while_pending
 def test_step_timeout_names_a_worker_env_beside_main_envs():
     fns = [lambda n=n: Waits(n, talks=False) for n in range(4)]
-    envs = pysampler.VectorEnv(fns, num_workers=2, main_envs=2, step_timeout=0.2)
-    envs.reset()
+    envs = begun(pysampler.VectorEnv(fns, num_workers=2, main_envs=2, step_timeout=0.2))
     for _ in range(3):  # the last one on the fast path
         envs.step([0] * 4)
     with pytest.raises(EnvTimeoutError, match="env 1 in worker 1"):
@@ -184,8 +181,7 @@ def test_step_timeout_names_a_worker_env_beside_main_envs():
 
 
 def test_main_envs_reject_policies_in_workers():
-    envs, _ = scripted()
-    with contextlib.closing(envs):
+    with scripted()[0] as envs:
         with pytest.raises(ValueError, match=r"cannot sample .* 2 of the envs live in this"):
             pysampler.Rollouts(envs, lambda obs: np.zeros((len(obs), 2)), 4, policy_in="workers")
         with pytest.raises(ValueError, match="cannot act with a policy in the workers: 2 of the"):
@@ -246,8 +242,7 @@ def test_auto_keeps_envs_in_workers_that_may_step_them_together(make, count, wor
         if by_kind:
             assert (envs.num_workers, envs.division.main_envs) == (workers, 0)
             assert envs.stats().native
-    one_by_one = pysampler.VectorEnv([make] * count, num_workers="auto", native=False)
-    with contextlib.closing(one_by_one) as envs:
+    with pysampler.VectorEnv([make] * count, num_workers="auto", native=False) as envs:
         assert "of this kind" not in str(envs.division)
 
 
@@ -306,8 +301,7 @@ def test_auto_trial_leaves_torchs_generator_alone():
 
 @pytest.mark.parametrize("options", [{"worker_init": int}, {"step_timeout": 60}])
 def test_auto_says_why_it_made_no_trial(options):
-    envs = pysampler.VectorEnv([Scripted] * 2, num_workers="auto", **options)
-    with contextlib.closing(envs):
+    with pysampler.VectorEnv([Scripted] * 2, num_workers="auto", **options) as envs:
         assert str(envs.division).endswith(
             "without a trial: worker_init, step_timeout, restarts and recycling need workers"
         )
@@ -469,13 +463,12 @@ def closing(**kwargs):
     calls = []
     own = [Closes(n, calls) for n in (2, 3)]
     fns = [lambda n=n: Killed(n, talks=False) for n in range(2)]
-    return pysampler.VectorEnv([*fns, *(lambda env=env: env for env in own)], **kwargs), own, calls
+    return begun([*fns, *(lambda env=env: env for env in own)], **kwargs), own, calls
 
 
 @pytest.mark.parametrize("how", ["close", "terminate", "loss"])
 def test_main_envs_are_closed_once(how):
     envs, _, calls = closing(num_workers=1, main_envs=2)
-    envs.reset()
     envs.step([0] * 4)
     calls.clear()
     if how == "loss":
@@ -489,7 +482,6 @@ def test_main_envs_are_closed_once(how):
 @closing_while_pending
 def test_close_does_not_resume_an_interrupted_step():
     envs, own, calls = closing(num_workers=1, main_envs=2)
-    envs.reset()
 
     def interrupted():
         raise KeyboardInterrupt
@@ -505,7 +497,6 @@ def test_close_does_not_resume_an_interrupted_step():
 @pytest.mark.parametrize("kwargs", [{"num_workers": 1, "main_envs": 2}, {"num_workers": 0}])
 def test_handler_can_close_while_a_main_env_steps(kwargs):
     envs, own, calls = closing(**kwargs)
-    envs.reset()
     own[0].do = envs.close  # like a signal handler that runs then
     with pytest.raises(ClosedError):
         envs.step([0] * 4)
@@ -562,8 +553,7 @@ def test_native_envs_in_main_equal_sync_vector_env():
 
 @pytest.mark.parametrize("main_envs", [0, 2])
 def test_cycle_through_the_native_step_is_collected(main_envs):
-    envs = counters(talks=False, main_envs=main_envs)
-    envs.reset()
+    envs = begun(counters(talks=False, main_envs=main_envs))
     for _ in range(3):
         envs.step([0] * 4)
     envs._pool.refers_to = envs  # like the traceback of a WorkerLostError

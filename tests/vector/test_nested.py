@@ -115,6 +115,16 @@ def test_infos_of_all_kinds_arrive_as_the_batch_returned_them():
                     same(list(got[key][chosen]), list(value[chosen]), f"step {step} {key}")
 
 
+def step_by_hand(ours, theirs, actions, place):
+    """Step ours and the batches by hand; assert that all results but the infos are equal."""
+    results, parts = ours.step(actions), np.split(actions, len(theirs))
+    by_hand = [env.step(some) for env, some in zip(theirs, parts, strict=True)]
+    for part in (0, 2, 3):
+        same(results[part], np.concatenate([one[part] for one in by_hand]), place)
+    assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
+    return results, by_hand
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_cartpole_batches_equal_those_stepped_by_hand(num_workers):
     with pysampler.VectorEnv(
@@ -126,14 +136,7 @@ def test_cartpole_batches_equal_those_stepped_by_hand(num_workers):
         same(observations, np.concatenate(by_hand))
         rng = np.random.default_rng(0)
         for step in range(400):
-            actions = rng.integers(0, 2, 128)
-            results = ours.step(actions)
-            by_hand = [
-                env.step(some) for env, some in zip(theirs, np.split(actions, 4), strict=True)
-            ]
-            for part in (0, 2, 3):
-                same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
-            assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
+            step_by_hand(ours, theirs, rng.integers(0, 2, 128), f"step {step}")
 
 
 @pytest.mark.slow
@@ -151,21 +154,15 @@ def test_atari_batches_equal_those_stepped_by_hand(mode):
         assert list(infos["env_id"]) == [0, 1, 2, 3]
         rng, ends = np.random.default_rng(0), 0
         for step in range(700):
-            actions = rng.integers(0, 4, 4)
-            results = ours.step(actions)
-            by_hand = [
-                env.step(some) for env, some in zip(theirs, np.split(actions, 2), strict=True)
-            ]
-            for part in (0, 2, 3):
-                same(results[part], np.concatenate([one[part] for one in by_hand]), f"step {step}")
-            assert np.array_equal(results[1], np.concatenate([one[1] for one in by_hand]))
+            place = f"step {step}"
+            results, by_hand = step_by_hand(ours, theirs, rng.integers(0, 4, 4), place)
             for key in ("lives", "frame_number"):
                 same(results[4][key], np.concatenate([one[4][key] for one in by_hand]), key)
             for env in np.flatnonzero(results[2] | results[3]):
                 ends += 1
                 if mode is SAME_STEP:
                     final = by_hand[env // 2][4]["final_obs"][env % 2]
-                    same(results[4]["final_obs"][env], final, f"step {step}")
+                    same(results[4]["final_obs"][env], final, place)
         assert ends > 0
 
 
@@ -559,8 +556,7 @@ def test_errors_of_a_batch_name_it_and_leave_the_others_going(action, error, num
 
 
 def test_lost_batch_raises_with_all_of_its_envs():
-    envs = faulty()
-    envs.reset(seed=1)
+    envs = begun(faulty(), seed=1)
     with pytest.raises(WorkerLostError, match="signal 9 while stepping envs 0-2"):
         envs.step(only_first(KILL))
 
@@ -604,16 +600,15 @@ def test_replacement_with_another_number_of_envs_raises(tmp_path):
 
 
 def test_late_batch_is_named():
-    envs = faulty(step_timeout=0.3)
-    envs.reset(seed=1)
+    envs = begun(faulty(step_timeout=0.3), seed=1)
     with pytest.raises(EnvTimeoutError, match="env 0 in worker 0"):
         envs.step(only_first(HANG))
     with pytest.warns(UserWarning, match="pending call to `step`"):
         envs.close(terminate=True)
 
 
-def interrupted_once(block, name):
-    """Let a method of a block raise KeyboardInterrupt in its first call."""
+def interrupt(block, name, call, *arguments, **named):
+    """Let a method of a block raise KeyboardInterrupt in its first call; make a call that does."""
     method, hits = getattr(block, name), []
 
     def once(*args, **kwargs):
@@ -623,13 +618,13 @@ def interrupted_once(block, name):
         return method(*args, **kwargs)
 
     setattr(block, name, once)
+    with pytest.raises(KeyboardInterrupt):
+        call(*arguments, **named)
 
 
 def after_interrupt(envs, block, name, actions):
     """Step with an interrupt in a method of a block, and return the results."""
-    interrupted_once(block, name)
-    with pytest.raises(KeyboardInterrupt):
-        envs.step(actions)
+    interrupt(block, name, envs.step, actions)
     return envs.step_wait()
 
 
@@ -672,12 +667,8 @@ def test_interrupt_between_a_step_and_its_reset_keeps_the_last_observations_seen
         for _ in range(2):
             seen = envs.step(np.zeros(2, int))[0]
         block = envs._pool._inline._server.blocks[0]
-        interrupted_once(block, "_begin_episodes")
-        with pytest.raises(KeyboardInterrupt):
-            envs.step(np.zeros(2, int))
-        interrupted_once(block, "_write_observations")
-        with pytest.raises(KeyboardInterrupt):
-            envs.step_wait()
+        interrupt(block, "_begin_episodes", envs.step, np.zeros(2, int))
+        interrupt(block, "_write_observations", envs.step_wait)
         observations, _, _, truncated, infos = envs.step_wait()
         assert truncated.all()
         same(np.stack(infos["final_obs"]), seen)
@@ -730,10 +721,10 @@ WITH_WORKERS = [
 ]
 
 
-def interrupt_wait_of(envs, name):
-    """Let the wait of a vector env with workers raise KeyboardInterrupt once, before it begins."""
+def wait_of(envs, name):
+    """Return the name of the method in which a vector env with workers waits for a call."""
     is_ours = isinstance(envs, pysampler.VectorEnv)
-    interrupted_once(envs, "_finish" if is_ours else f"{name}_wait")
+    return "_finish" if is_ours else f"{name}_wait"
 
 
 @pytest.mark.parametrize("kind", WITH_WORKERS)
@@ -742,15 +733,11 @@ def test_batch_with_workers_is_lost_if_its_call_is_interrupted(kind):
     with pysampler.VectorEnv([lambda: envs], num_workers=0) as ours:
         seen, _ = ours.reset(seed=1)
         actions = np.zeros(2, int)
-        interrupt_wait_of(envs, "step")
-        with pytest.raises(KeyboardInterrupt):
-            ours.step(actions)
+        interrupt(envs, wait_of(envs, "step"), ours.step, actions)
         expect_lost(ours.step_wait(), seen)
         for steps in range(3):
             assert ours.step(actions)[0].ravel().tolist() == [steps] * 2
-        interrupt_wait_of(envs, "reset")
-        with pytest.raises(KeyboardInterrupt):
-            ours.reset(seed=1)
+        interrupt(envs, wait_of(envs, "reset"), ours.reset, seed=1)
         assert ours.reset_wait()[0].ravel().tolist() == [0, 0]
         assert ours.step(actions)[0].ravel().tolist() == [1, 1]
 
@@ -764,9 +751,7 @@ def test_reset_after_an_interrupt_begins_all_envs_of_a_batch(kind, beside):
         actions = np.zeros(ours.num_envs, int)
         for _ in range(3):
             ours.step(actions)
-        interrupt_wait_of(envs, "step")
-        with pytest.raises(KeyboardInterrupt):
-            ours.step(actions)
+        interrupt(envs, wait_of(envs, "step"), ours.step, actions)
         for steps in range(3):
             seen = ours.step(actions) if steps else ours.reset(seed=2)
             assert seen[0].ravel().tolist() == [steps] * ours.num_envs
@@ -776,13 +761,10 @@ def test_reset_after_an_interrupt_begins_all_envs_of_a_batch(kind, beside):
 def test_batch_that_does_not_answer_after_an_interrupt_is_refused_from_then_on():
     """Its next answer might be that of the call before."""
     envs = gym.vector.AsyncVectorEnv([Sleepy] * 2)
-    ours = pysampler.VectorEnv([lambda: envs], num_workers=0)
-    ours.reset(seed=1)
+    ours = begun([lambda: envs], num_workers=0, seed=1)
     actions = np.zeros(2, int)
     wait = envs.step_wait
-    interrupted_once(envs, "step_wait")
-    with pytest.raises(KeyboardInterrupt):
-        ours.step(actions)
+    interrupt(envs, "step_wait", ours.step, actions)
     ours.step_wait()
 
     def late(timeout=None):
@@ -803,9 +785,7 @@ def test_masked_reset_of_a_lost_batch_begins_all_of_its_envs(mode):
         actions = np.zeros(2, int)
         for _ in range(2):
             seen = ours.step(actions)[0]
-        interrupted_once(inner, "step")
-        with pytest.raises(KeyboardInterrupt):
-            ours.step(actions)
+        interrupt(inner, "step", ours.step, actions)
         expect_lost(ours.step_wait(), seen)
         observations, _ = ours.reset(options={"reset_mask": np.array([True, False])})
         assert observations.ravel().tolist() == [0, 0]
@@ -815,14 +795,10 @@ def test_masked_reset_of_a_lost_batch_begins_all_of_its_envs(mode):
 def test_interrupted_masked_reset_of_fresh_envs_resets_all_of_them():
     with begun([Sleepy] * 2, seed=1, num_workers=0) as ours:
         _, second = ours._pool._inline._server.envs
-        interrupted_once(second, "step")
-        with pytest.raises(KeyboardInterrupt):
-            ours.step(np.zeros(2, int))
+        interrupt(second, "step", ours.step, np.zeros(2, int))
         ours._core.drop_work("a step", stopped=True)
-        interrupted_once(second, "reset")
         mask = np.array([False, True])
-        with pytest.raises(KeyboardInterrupt):
-            ours.reset(options={"reset_mask": mask})
+        interrupt(second, "reset", ours.reset, options={"reset_mask": mask})
         observations, infos = ours.reset_wait()
         assert observations.ravel().tolist() == [0, 0]
         assert infos["worker_lost"].all()

@@ -600,8 +600,7 @@ class Optioned(SmallEnv):
 
 def test_replacement_gets_options_as_they_were_set():
     """The program may change its dict afterwards."""
-    kwargs = {"num_workers": 2, "on_worker_loss": "restart"}
-    with contextlib.closing(pysampler.VectorEnv([Optioned] * 2, **kwargs)) as envs:
+    with pysampler.VectorEnv([Optioned] * 2, num_workers=2, on_worker_loss="restart") as envs:
         task = {"x": 1}
         version = envs.set_options([0], task)
         envs.reset(seed=1)

@@ -9,12 +9,13 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
+from fork_server_in_tests import wait_until
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import SpaceEnv, TellingEnv, same
 from told_envs import KILL, SmallEnv
-from vectors import begun
+from vectors import begun, info_of
 
 import pysampler
 from pysampler import _core
@@ -62,32 +63,21 @@ def gated(tmp_path):
     def let(env):
         gates[env].write_bytes(b"")
 
-    envs = pysampler.VectorEnv([functools.partial(Gated, gate) for gate in gates], num_workers=4)
-    envs.reset()
+    envs = begun([functools.partial(Gated, gate) for gate in gates], num_workers=4)
     yield envs, let
     with warnings.catch_warnings(action="ignore"):  # about pending calls
         envs.close(terminate=True)
 
 
-def of_env(infos, at):
-    """Return the info of one env in a batch."""
-    if not isinstance(infos, dict):
-        return infos[at]
-    own = {}
-    for key, value in infos.items():
-        # "either" is an int or a float: its dtype depends on the other envs of the batch.
-        if key.startswith("_") or key in ("env_id", "either"):
-            continue
-        if infos[f"_{key}"][at]:
-            own[key] = of_env(value, at)
-    return own
+# "either" is an int or a float: its dtype depends on the other envs of the batch.
+VARYING = "env_id", "either"
 
 
 def rows(results, at):
     """Return all results of one env."""
     observations, *numbers, infos = results
     take = functools.partial(row_of, at=at)
-    return take(observations), *(array[at] for array in numbers), of_env(infos, at)
+    return take(observations), *(array[at] for array in numbers), info_of(infos, at, VARYING)
 
 
 def row_of(batch, at):
@@ -162,8 +152,7 @@ def test_recv_returns_the_ready_envs_at_its_timeout(gated, timeout):
     assert rewards.shape == terminated.shape == truncated.shape == infos["env_id"].shape == (0,)
     assert envs.pending == 4
     let(1)
-    while not envs.ready:
-        pass
+    wait_until(lambda: envs.ready)
     assert envs.recv(timeout=timeout)[4]["env_id"].tolist() == [1]
     with pytest.raises(AlreadyPendingCallError, match="`send` for env 0"):
         envs.send([0, 0], [0, 1])
@@ -181,8 +170,7 @@ def test_recv_can_count_its_timeout_from_the_first_ready_env(gated):
     assert now() - begun >= 20_000_000
     later.join()
     let(0)
-    while not envs.ready:
-        pass
+    wait_until(lambda: envs.ready)
     begun = now()
     assert envs.recv(timeout=0.02, timeout_from="first")[4]["env_id"].tolist() == [0]
     assert now() - begun >= 20_000_000
@@ -213,8 +201,7 @@ def test_recv_auto_waits_for_the_chosen_number_of_envs(gated, monkeypatch):
     envs, let = gated
     envs.send(np.ones(4, np.int64))
     let(2)
-    while envs.ready < 1:
-        pass
+    wait_until(lambda: envs.ready)
     later = threading.Timer(0.05, let, [0])
     later.start()
     assert envs.recv("auto")[4]["env_id"].tolist() == [2, 0]
@@ -346,8 +333,7 @@ def test_recv_starves_no_env():
 
 
 def test_lost_worker_ends_the_wait_in_recv():
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2, groups=2)
-    envs.reset()
+    envs = begun([TellingEnv] * 4, num_workers=2, groups=2)
     envs.send(np.array([0, 0, TellingEnv.OS_EXIT, 0]))
     with pytest.raises(WorkerLostError, match="exit code 6 while stepping envs 2-3, at env 2"):
         while envs.pending:
@@ -411,8 +397,7 @@ def test_wrong_recv_arguments_raise(arguments, match):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_error_names_the_pending_send(workers):
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=workers)
-    envs.reset()
+    envs = begun([TellingEnv] * 4, num_workers=workers)
     envs.send(np.zeros(4, np.int64))
     for call in (
         lambda: envs.step(np.zeros(4, np.int64)),

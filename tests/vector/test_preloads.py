@@ -3,11 +3,10 @@
 import functools
 import os
 import sys
-import textwrap
 
 import gymnasium as gym
 import pytest
-from programs import completed
+from fork_server_in_tests import run
 
 import pysampler
 from pysampler._vector.preloads import modules_of_envs, modules_of_servers
@@ -172,7 +171,7 @@ PROGRAM = """
 def left_to_workers(env="CartPole-v1", before="", options=""):
     """Return gymnasium's and pysampler's modules that the worker of a first vector env imports."""
     program = PROGRAM.format(env=env, before=before, options=options)
-    return completed("-c", textwrap.dedent(program)).stdout.strip()
+    return run(program).strip()
 
 
 @pytest.mark.slow
@@ -207,7 +206,7 @@ POLICY = """
 
 @pytest.mark.slow
 def test_workers_find_what_policies_need_imported():
-    assert completed("-c", textwrap.dedent(POLICY)).stdout.splitlines()[-1] == "[]"
+    assert run(POLICY).splitlines()[-1] == "[]"
 
 
 @pytest.mark.slow
@@ -259,7 +258,7 @@ def test_vector_env_imports_little_besides_gymnasium():
         new = {name.partition(".")[0] for name in new}
         print(*sorted(name for name in new if not name.startswith("_")))
     """
-    out = completed("-c", textwrap.dedent(program)).stdout.split()
+    out = run(program).split()
     known = {"cloudpickle", "logging", "pysampler", "resource", "string", "termios", "uuid"}
     assert set(out) <= known
 

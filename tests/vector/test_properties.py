@@ -1,5 +1,6 @@
 """Property tests: random spaces and infos give the same batches as gymnasium."""
 
+import contextlib
 import functools
 
 import gymnasium as gym
@@ -42,16 +43,11 @@ nested = st.recursive(
 
 
 def compare(env_fns, mode, workers, steps=12):
-    ours = pysampler.VectorEnv(env_fns, autoreset_mode=mode, num_workers=workers)
-    theirs = SyncVectorEnv(env_fns, autoreset_mode=mode)
-    try:
-        same(ours.reset(seed=1), theirs.reset(seed=1), "reset")
-        for step in range(steps):
-            actions = theirs.action_space.sample()
-            same(ours.step(actions), theirs.step(actions), f"step {step}")
-    finally:
-        ours.close()
-        theirs.close()
+    with (
+        pysampler.VectorEnv(env_fns, autoreset_mode=mode, num_workers=workers) as ours,
+        contextlib.closing(SyncVectorEnv(env_fns, autoreset_mode=mode)) as theirs,
+    ):
+        alike(ours, theirs, steps, seed=1)
 
 
 @pytest.mark.slow
@@ -117,17 +113,14 @@ infos = st.recursive(
 
 def outcome(make, steps):
     """Return the results, and the type of an exception: gymnasium rejects some mixtures."""
-    envs = make()
     results = []
-    try:
-        results.append(envs.reset())
-        results.extend(envs.step(np.zeros(len(envs.env_fns), np.int64)) for _ in range(steps))
-    except Exception as error:
-        return results, type(error)
-    else:
-        return results, None
-    finally:
-        envs.close()
+    with contextlib.closing(make()) as envs:
+        try:
+            results.append(envs.reset())
+            results.extend(envs.step(np.zeros(len(envs.env_fns), np.int64)) for _ in range(steps))
+        except Exception as error:
+            return results, type(error)
+    return results, None
 
 
 @pytest.mark.slow

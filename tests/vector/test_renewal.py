@@ -1,6 +1,5 @@
 """Renewed workers: another process takes the place of one that lives, between two commands."""
 
-import contextlib
 import itertools
 import logging
 import os
@@ -11,9 +10,10 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium.error import NoAsyncCallError
-from interrupts import at_each_point
+from interrupts import at_each_point, handler
+from made_up import equal
 from told_envs import Drawing
-from vectors import begun
+from vectors import begun, reset_ended
 
 import pysampler
 from pysampler._workers import renewal
@@ -51,16 +51,6 @@ def results(envs, mode, steps=60, seed=1):
         if mode == "Disabled" and over.any():
             observations, _ = envs.reset(options={"reset_mask": over})
     return seen, pids
-
-
-def equal(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(equal, a, b))
-    if isinstance(a, np.ndarray) and a.dtype == object:
-        return all(map(equal, a, b))
-    return np.array_equal(a, b)
 
 
 def lost_in(infos, count):
@@ -198,13 +188,12 @@ def test_chunks_go_on_across_renewals(mode):
     with begun([Counting] * 2, seed=1, recycle_after=2, autoreset_mode=mode, **ONE) as envs:
         first = pids_of(envs)
         for _ in range(40):
-            _, rewards, terminated, truncated, infos = envs.step_chunk(np.zeros((2, 3), int))
+            seen = envs.step_chunk(np.zeros((2, 3), int))
+            _, rewards, _, truncated, infos = seen
             assert (rewards.sum(1) == infos["steps"]).all()
             if mode != "SameStep":
                 assert not truncated.any()
-            over = terminated | truncated
-            if mode == "Disabled" and over.any():
-                envs.reset(options={"reset_mask": over})
+            reset_ended(envs, seen)
         assert set(first).isdisjoint(pids_of(envs))
 
 
@@ -305,12 +294,15 @@ class SlowToClose(Counting):
 
 
 def test_a_step_that_a_renewal_interrupts_was_not_sent():
+    def interrupt(*_):
+        raise InterruptedError
+
     with begun([SlowToClose] * 2, seed=1, recycle_after=1, **ONE) as envs:
         first = pids_of(envs)
         while pids_of(envs) == first:
             before = envs.observations.copy()
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            with handler_of_alarms():
+            with handler(interrupt, signal.SIGALRM):
                 try:
                     envs.step([0, 0])
                 except InterruptedError:
@@ -324,18 +316,6 @@ def test_a_step_that_a_renewal_interrupts_was_not_sent():
         assert over.any()
         assert (after[~over, 1] == before[~over, 1] - 1).all()
         assert envs.stats().losses.tolist() == [0, 0]
-
-
-@contextlib.contextmanager
-def handler_of_alarms():
-    def interrupt(*_):
-        raise InterruptedError
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 # Functions that a renewal runs.
@@ -359,11 +339,9 @@ def test_interrupted_renewals_go_on(mode):
             if results is None:
                 results = envs.step_wait() if envs.pending else envs.step([0, 0])
             for _ in range(12):
-                _, _, terminated, truncated, infos = results
+                *_, truncated, infos = results
                 assert (truncated == lost_in(infos, 2)).all(), where
-                over = terminated | truncated
-                if mode == "Disabled" and over.any():
-                    envs.reset(options={"reset_mask": over})
+                reset_ended(envs, results)
                 if envs._pool._renewal._why(0):
                     break
                 results = envs.step([0, 0])

@@ -252,8 +252,7 @@ def test_every_context_replaces_lost_workers(context):
 
 
 def test_error_after_too_many_losses_lists_the_earlier_ones():
-    envs = make(autoreset_mode=SAME_STEP, max_restarts=2)
-    envs.reset()
+    envs = begun(make(autoreset_mode=SAME_STEP, max_restarts=2))
     step(envs, env_4=told_envs.OS_EXIT)
     step(envs, env_0=told_envs.KILL)
     step(envs, env_5=told_envs.KILL)
@@ -268,8 +267,7 @@ def test_error_after_too_many_losses_lists_the_earlier_ones():
 @pytest.mark.parametrize("receives", [False, True])
 def test_error_after_too_many_hangs_lists_the_earlier_ones(receives):
     options = {"max_restarts": 1, "restart_window": 60, "autoreset_mode": SAME_STEP}
-    envs = make(step_timeout=0.3, on_hang="restart", **options)
-    envs.reset()
+    envs = begun(make(step_timeout=0.3, on_hang="restart", **options))
     step(envs, env_4=told_envs.HANG)
     with pytest.raises(WorkerLostError, match="killed, since env 5 .* it was replaced") as caught:
         if receives:
@@ -284,8 +282,7 @@ def test_error_after_too_many_hangs_lists_the_earlier_ones(receives):
 @pytest.mark.slow
 def test_an_env_that_hangs_each_time_is_given_up_whatever_the_window():
     options = {"step_timeout": 2.0, "max_restarts": 2, "restart_window": 3.0}
-    envs = make(on_hang="restart", **options)
-    envs.reset()
+    envs = begun(make(on_hang="restart", **options))
     with pytest.raises(WorkerLostError, match="it was replaced before"):
         for _ in range(9):
             step(envs, env_4=told_envs.HANG)
@@ -303,14 +300,13 @@ class DiesOnceLost(Counting):
 
 
 def test_workers_that_end_while_they_make_their_envs_are_given_up_whatever_the_window(tmp_path):
-    envs = pysampler.VectorEnv(
+    envs = begun(
         [functools.partial(DiesOnceLost, tmp_path / "made")],
         num_workers=1,
         on_worker_loss="restart",
         max_restarts=2,
         restart_window=1e-6,
     )
-    envs.reset()
     with pytest.raises(WorkerLostError, match="exit code 7 .*it was replaced before"):
         step(envs, env_0=told_envs.KILL)
     assert envs.closed
@@ -319,10 +315,7 @@ def test_workers_that_end_while_they_make_their_envs_are_given_up_whatever_the_w
 @pytest.mark.parametrize("recycles", [False, True])
 def test_large_answers_of_workers_that_replace_others_arrive(recycles):
     options = {"recycle_after": 1} if recycles else {"on_worker_loss": "restart"}
-    with pysampler.VectorEnv(
-        [Ends if recycles else Counting] * 2, num_workers=1, **options
-    ) as envs:
-        envs.reset(seed=1)
+    with begun([Ends if recycles else Counting] * 2, seed=1, num_workers=1, **options) as envs:
         pid = envs._pool.pids[0]
         if not recycles:
             step(envs, env_1=told_envs.KILL)
@@ -340,8 +333,7 @@ class Ends(Counting):
 
 
 def test_max_restarts_0_raises_at_the_first_loss():
-    envs = make(autoreset_mode=SAME_STEP, max_restarts=0, restart_window=60)
-    envs.reset()
+    envs = begun(make(autoreset_mode=SAME_STEP, max_restarts=0, restart_window=60))
     with pytest.raises(WorkerLostError, match=r"signal 9 while stepping envs 0-1, at env 0$"):
         step(envs, env_0=told_envs.KILL)
     assert envs.closed
@@ -377,8 +369,7 @@ def test_env_error_does_not_replace_the_worker():
 
 @pytest.mark.parametrize("hang", ["HANG", "HANG_IN_C"])
 def test_step_timeout_names_the_env(hang):
-    envs = make(step_timeout=0.3, num_workers=2)
-    envs.reset()
+    envs = begun(make(step_timeout=0.3, num_workers=2))
     envs.step_async(np.array([0, 0, 0, 0, getattr(told_envs, hang), 0]))
     for _ in range(2):  # the call stays pending
         with pytest.raises(EnvTimeoutError, match=r"env 4 in worker 1 .* step_timeout is 0.3 s"):
@@ -433,8 +424,7 @@ def test_worker_stopped_before_a_call_exceeds_step_timeout():
 
 
 def test_on_hang_wait_warns_and_keeps_waiting(tmp_path):
-    envs = make(step_timeout=0.3, on_hang="wait")
-    envs.reset()
+    envs = begun(make(step_timeout=0.3, on_hang="wait"))
     envs.step_async(np.array([0, told_envs.HANG, 0, 0, 0, 0]))
     with (
         pytest.warns(UserWarning, match="env 1 in worker 0"),

@@ -741,32 +741,27 @@ def test_final_obs_and_info_are_copied_before_the_reset(workers):
 
 @pytest.mark.slow
 def test_env_worker_does_not_import_samplers():
-    out = completed(
-        "-c",
-        textwrap.dedent(
-            """
-            import sys
-            import gymnasium as gym, numpy as np
-            import pysampler
+    out, _ = run("""
+        import sys
+        import gymnasium as gym, numpy as np
+        import pysampler
 
-            def modules(env):
-                return sorted(name for name in sys.modules if name.startswith("pysampler._"))
+        def modules(env):
+            return sorted(name for name in sys.modules if name.startswith("pysampler._"))
 
-            def make():
-                return gym.make("CartPole-v1")
+        def make():
+            return gym.make("CartPole-v1")
 
-            for _ in range(2):
-                still = lambda observations: np.zeros(len(observations), int)
-                with pysampler.Rollouts(make, still, 4, num_envs=1) as some:
-                    next(some)
-                envs = pysampler.VectorEnv([make], num_workers=1)
-                envs.reset()
-                envs.step([0])
-                print(*envs.apply(modules)[0])
-                envs.close()
-            """
-        ),
-    ).stdout
+        for _ in range(2):
+            still = lambda observations: np.zeros(len(observations), int)
+            with pysampler.Rollouts(make, still, 4, num_envs=1) as some:
+                next(some)
+            envs = pysampler.VectorEnv([make], num_workers=1)
+            envs.reset()
+            envs.step([0])
+            print(*envs.apply(modules)[0])
+            envs.close()
+    """)
     for line in out.splitlines():
         rooms = {name.split(".")[1] for name in line.split()}
         assert rooms == {"_common", "_core", "_frames", "_vector", "_workers"}, line
@@ -774,28 +769,23 @@ def test_env_worker_does_not_import_samplers():
 
 @pytest.mark.slow
 def test_fork_server_preloads_the_pysampler_modules_of_env_workers():
-    out = completed(
-        "-c",
-        textwrap.dedent(
-            """
-            import sys
-            import gymnasium as gym
-            import pysampler
+    out, _ = run("""
+        import sys
+        import gymnasium as gym
+        import pysampler
 
-            def modules(env=None):
-                return {name for name in sys.modules if name.startswith("pysampler.")}
+        def modules(env=None):
+            return {name for name in sys.modules if name.startswith("pysampler.")}
 
-            def make():
-                env = gym.make("CartPole-v1")
-                env.at_first = modules()
-                return env
+        def make():
+            env = gym.make("CartPole-v1")
+            env.at_first = modules()
+            return env
 
-            envs = pysampler.VectorEnv([make], num_workers=1)
-            envs.reset()
-            envs.step([0])
-            print(envs.apply(modules)[0] - envs.get_attr("at_first")[0])
-            envs.close()
-            """
-        ),
-    ).stdout
+        envs = pysampler.VectorEnv([make], num_workers=1)
+        envs.reset()
+        envs.step([0])
+        print(envs.apply(modules)[0] - envs.get_attr("at_first")[0])
+        envs.close()
+    """)
     assert out == "set()\n"

@@ -12,6 +12,7 @@ import pytest
 from fork_server_in_tests import wait_until
 from gymnasium.error import AlreadyPendingCallError
 from gymnasium.vector.utils import iterate
+from made_up import equal
 from told_envs import SmallEnv
 from vectors import begun
 
@@ -84,16 +85,6 @@ def run(envs, mode, steps=50, seed=5):
             observations, infos = envs.reset(options={"reset_mask": over})
             seen.append((list(iterate(space, observations)), infos))
     return seen
-
-
-def equal(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(equal, a, b))
-    if isinstance(a, np.ndarray) and a.dtype == object:
-        return len(a) == len(b) and all(map(equal, a, b))
-    return np.array_equal(a, b)
 
 
 @pytest.mark.slow
@@ -301,25 +292,15 @@ def test_rollouts_take_spare_envs():
     assert np.array_equal(*found)
 
 
-class Dies(gym.Env):
+class Dies(SmallEnv):
     """Its process ends in its fourth step, if it is mortal."""
-
-    observation_space = gym.spaces.Box(0, 99, (1,))
-    action_space = gym.spaces.Discrete(2)
 
     def __init__(self, mortal):
         self.mortal = mortal
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.steps += 1
-        if self.mortal and self.steps == 4:
+    def act(self, action):
+        if self.mortal and self.steps == 3:
             os._exit(3)
-        return np.full(1, self.steps, np.float32), 1.0, False, False, {}
 
 
 @pytest.mark.slow
@@ -384,8 +365,7 @@ class NeverReset(Simple):
 
 @pytest.mark.parametrize("how", [{"terminate": True}, {"timeout": 0.1}])
 def test_close_does_not_wait_for_resets_of_spares(how):
-    envs = make(NeverReset)
-    envs.reset(seed=1)
+    envs = begun(make(NeverReset), seed=1)
     while not envs._spares.inner.pending:
         envs.step(np.zeros(4, int))
     envs.close(**how)
@@ -447,10 +427,8 @@ class Fixed(Simple):
 
 def swap(envs):
     """Step to the end of all episodes of Fixed, and reset: spares take the slots."""
-    while True:
-        *_, terminated, _, infos = envs.step(np.zeros(2, int))
-        if terminated.all():
-            break
+    while not envs.step(np.zeros(2, int))[2].all():
+        pass
     _, infos = envs.reset(options={"reset_mask": np.ones(2, bool)})
     assert infos["env_in_slot"].tolist() == [2, 3]
 

@@ -11,8 +11,9 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
-from interrupts import Interrupted, at_point, handler, points
+from interrupts import Interrupted, at_point, handler, points, signal_later
 from interrupts_in_tests import closing_while_pending
+from made_up import equal
 from told_envs import Drawing
 from vectors import begun
 
@@ -194,16 +195,6 @@ def each(infos, num):
         final = {"left": infos["final_info"]["left"][slot]}
         found[slot]["final"] = infos["final_obs"][slot], final
     return found
-
-
-def equal(a, b):
-    if isinstance(a, int) or isinstance(b, int):
-        return a == b
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return np.array_equal(a, b)
 
 
 LOST = -1
@@ -433,10 +424,8 @@ class ResetsOnce(Hangs):
 @pytest.mark.parametrize("waits", ["for a step", "for a spare"])
 def test_closing_in_a_handler_ends_an_endless_wait(waits):
     kind, action = (Hangs, 3) if waits == "for a step" else (ResetsOnce, 0)
-    envs = make("SameStep", 2, 1, kind, num_workers=None)
-    envs.reset(seed=1)
-    main = threading.get_ident()
-    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    envs = begun(make("SameStep", 2, 1, kind, num_workers=None), seed=1)
+    timer = signal_later(0.2)
     with handler(lambda *_: envs.close(terminate=True)):
         timer.start()
         with pytest.raises(ClosedError):

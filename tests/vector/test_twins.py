@@ -290,20 +290,17 @@ def inner_begun():
 
 
 def test_envs_that_were_begun_without_a_reset_go_on():
-    ours, theirs = (
-        pysampler.VectorEnv([mid_episode] * COUNT, num_workers=1),
-        SyncVectorEnv([mid_episode] * COUNT),
-    )
-    assert ours.stats().native
-    seen = 0
-    for _ in range(8):  # long enough for an autoreset, which draws from each env's generator
-        a, b = ours.step(np.ones(COUNT, int)), theirs.step(np.ones(COUNT, int))
-        if seen == 0:
-            same(a, b)
-        seen += b[2].sum()
-    assert seen
-    ours.close()
-    theirs.close()
+    with pysampler.VectorEnv([mid_episode] * COUNT, num_workers=1) as ours:
+        theirs = SyncVectorEnv([mid_episode] * COUNT)
+        assert ours.stats().native
+        seen = 0
+        for _ in range(8):  # long enough for an autoreset, which draws from each env's generator
+            a, b = ours.step(np.ones(COUNT, int)), theirs.step(np.ones(COUNT, int))
+            if seen == 0:
+                same(a, b)
+            seen += b[2].sum()
+        assert seen
+        theirs.close()
     with (
         pysampler.VectorEnv([inner_begun] * COUNT, num_workers=1) as ours,
         pytest.raises(EnvError, match="Cannot call env.step"),

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import same
-from vectors import begun
+from vectors import begun, reset_ended
 
 import pysampler
 from pysampler.envs import BatchEnv, check_batch_env
@@ -213,16 +213,14 @@ def test_batch_envs_may_have_them():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_results_of_batch_envs_have_them(mode):
-    with pysampler.make_vec(Batched, 4, num_workers=2, autoreset_mode=mode) as envs:
-        _first, _ = envs.reset(seed=1)
+    with begun(pysampler.make_vec(Batched, 4, num_workers=2, autoreset_mode=mode), seed=1) as envs:
         for step in range(12):
-            _observations, rewards, terminated, truncated, _infos = envs.step(np.ones(4, int))
+            results = envs.step(np.ones(4, int))
+            rewards = results[1]
             assert rewards.shape == (4, 2)
             fresh = mode is NEXT_STEP and step % 5 == 4
             assert (rewards[:, 1] == (not fresh)).all()
-            over = terminated | truncated
-            if mode is DISABLED and over.any():
-                envs.reset(options={"reset_mask": over})
+            reset_ended(envs, results)
 
 
 def test_nested_vector_envs_may_have_them():

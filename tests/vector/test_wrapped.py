@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from made_up import describe, identical, same
+from vectors import even_for_few
 
 import pysampler
 from pysampler.errors import EnvError
@@ -260,13 +261,6 @@ def functions(base, stack, count=COUNT):
     if base in MUJOCO:
         pytest.importorskip("mujoco")
     return [functools.partial(made, base, stack)] * count
-
-
-def even_for_few():
-    """Let workers run layers around envs in Python even where that gains no time."""
-    from pysampler._vector.wrapped import server
-
-    server._COSTS = -1e9
 
 
 class Both:

@@ -8,8 +8,7 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from pathlib import Path
 
@@ -19,6 +18,8 @@ import pytest
 from fork_server_in_tests import alive, run, wait_until
 from interrupts import at_point
 from made_up import TellingEnv
+from programs import completed
+from vectors import begun
 
 import pysampler
 from pysampler._workers import fork_server
@@ -42,23 +43,19 @@ class Server(gym.Wrapper):
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "spawn", "fork"])
 def test_env_subprocesses_end_only_with_their_own_worker(context):
-    envs = pysampler.VectorEnv([Server] * 2, num_workers=2, context=context)
-    pids = [pid for both in envs.call("pids") for pid in both]
-    # The ends of other pools' workers must not affect them.
-    pysampler.VectorEnv([TellingEnv], num_workers=1).close()
-    pysampler.VectorEnv([TellingEnv], num_workers=1, context="spawn").close()
-    assert all(map(alive, pids))
-    envs.reset()
-    envs.close()
+    with pysampler.VectorEnv([Server] * 2, num_workers=2, context=context) as envs:
+        pids = [pid for both in envs.call("pids") for pid in both]
+        # The ends of other pools' workers must not affect them.
+        pysampler.VectorEnv([TellingEnv], num_workers=1).close()
+        pysampler.VectorEnv([TellingEnv], num_workers=1, context="spawn").close()
+        assert all(map(alive, pids))
+        envs.reset()
     wait_until(lambda: not any(map(alive, pids)))
 
 
 @pytest.mark.slow
 def test_killing_a_worker_ends_its_env_subprocesses():
-    with contextlib.closing(
-        pysampler.VectorEnv([Server] * 2, num_workers=2, on_worker_loss="restart")
-    ) as envs:
-        envs.reset()
+    with begun([Server] * 2, num_workers=2, on_worker_loss="restart") as envs:
         pids = envs.call("pids")
         os.kill(envs._pool.pids[1], signal.SIGKILL)
         while not envs.step([0, 0])[3][1]:
@@ -81,10 +78,7 @@ def test_workers_do_not_import_from_the_current_directory(tmp_path):
         "    print(envs.reset()[0].shape)\n"
         "    envs.close()\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "(1, 4)\n" * 2, done.stderr
+    assert completed(str(program), cwd=tmp_path).stdout == "(1, 4)\n" * 2
     assert not list(tmp_path.glob("imported*"))
 
 
@@ -131,9 +125,7 @@ def test_env_subprocesses_inherit_no_descriptors(context):
         ).stdout.split()
         return env
 
-    with contextlib.closing(
-        pysampler.VectorEnv([env_fn] * 2, num_workers=2, context=context)
-    ) as envs:
+    with pysampler.VectorEnv([env_fn] * 2, num_workers=2, context=context) as envs:
         assert envs.get_attr("inherited") == ([], [])
 
 
@@ -223,26 +215,17 @@ def test_workers_survive_signals_while_they_start():
 
 @pytest.mark.slow
 def test_pools_made_in_threads_do_not_disturb_another_pool():
-    failed = []
-    with contextlib.closing(pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)) as other:
-        other.reset()
+    def make():
+        for _ in range(15):
+            with begun([TellingEnv] * 2, num_workers=2) as envs:
+                assert envs.step([0, 0])[1].tolist() == [1, 1]
 
-        def make():
-            try:
-                for _ in range(15):
-                    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
-                    envs.reset()
-                    assert envs.step([0, 0])[1].tolist() == [1, 1]
-                    envs.close()
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=make) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
+    with begun([TellingEnv] * 2, num_workers=2) as other, ThreadPoolExecutor(3) as threads:
+        made = [threads.submit(make) for _ in range(3)]
+        while not all(one.done() for one in made):
             assert other.step([0, 0])[1].tolist() == [1, 1]
-    assert not failed
+        for one in made:
+            one.result()
 
 
 @pytest.mark.slow

@@ -2,14 +2,14 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import gymnasium as gym
 import pytest
 from fork_server_in_tests import alive, wait_until
 from made_up import TellingEnv
+from programs import completed
+from vectors import begun
 
 import pysampler
 from pysampler._vector import core
@@ -26,14 +26,7 @@ FORKING = "ignore:This process:DeprecationWarning"
 
 def run(program, *arguments):
     """Run a program that must succeed; return its stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-W", FORKING, "-c", textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed("-W", FORKING, "-c", textwrap.dedent(program), *arguments)
     return done.stdout, done.stderr
 
 
@@ -86,8 +79,7 @@ def test_constructor_error_names_a_stopped_worker(context):
 
 def test_close_does_not_wait_for_a_stopped_worker(stopping, monkeypatch):
     monkeypatch.setattr(Pool.close, "__defaults__", (1e6,))
-    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
-    envs.reset()
+    envs = begun([TellingEnv] * 2, num_workers=2)
     stopping(envs._pool.pids[1])
     with pytest.warns(UserWarning, match=r"workers \[1\] are stopped \(SIGSTOP\): they are killed"):
         envs.close()
@@ -96,8 +88,7 @@ def test_close_does_not_wait_for_a_stopped_worker(stopping, monkeypatch):
 @pytest.mark.slow
 def test_close_does_not_wait_for_the_step_of_a_stopped_worker(stopping, monkeypatch):
     monkeypatch.setattr(core, "SHUTDOWN_TIMEOUT_S", 1e6)
-    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
-    envs.reset()
+    envs = begun([TellingEnv] * 2, num_workers=2)
     stopping(envs._pool.pids[1])
     envs.step_async([0, 0])
     with pytest.warns(UserWarning, match="Calling `close` while waiting"):

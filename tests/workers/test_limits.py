@@ -3,9 +3,9 @@
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
+from programs import completed
 
 PROGRAM = """
 import os, resource, sys
@@ -34,17 +34,8 @@ me = psutil.Process()
 """
 
 
-def run(program, *prefix, **kwargs):
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", PROGRAM + program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        **kwargs,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
+def run(program, *prefix):
+    return completed("-c", PROGRAM + program, prefix=prefix).stdout.strip().splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -125,14 +116,7 @@ def test_missing_proc_mount_raises_a_clear_error():
     command = ["unshare", "-m", "sh", "-c", hidden]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this user cannot hide /proc")
-    done = subprocess.run(
-        [*command, sys.executable, "-c", WITHOUT_PROC],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    done = completed("-c", WITHOUT_PROC, prefix=command)
     told = done.stdout.splitlines()
     assert len(told) == 3
     assert all("cannot start workers: /proc is not mounted" in one for one in told)
@@ -229,12 +213,13 @@ def refused(call):
 """
 
 
+def run_large(program):
+    return run(LARGE + program)
+
+
 @pytest.mark.slow
 def test_answer_is_received_once_memory_is_available():
-    assert (
-        run(
-            LARGE
-            + """
+    out = run_large("""
 limit(resource.RLIMIT_AS, me.memory_info().vms + (50 << 20))
 print(refused(lambda: envs.call("large")), refused(envs.call_wait))
 limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])
@@ -243,18 +228,13 @@ assert [len(answer) for answer in answers] == [100_000_000] * 2
 envs.step([0, 0])
 envs.close()
 print("received")
-"""
-        )
-        == "received"
-    )
+""")
+    assert out == "received"
 
 
 @pytest.mark.slow
 def test_answer_is_received_once_descriptors_are_available():
-    assert (
-        run(
-            LARGE
-            + """
+    out = run_large("""
 before = me.num_fds()
 limit(resource.RLIMIT_NOFILE, 3)  # below the open ones
 assert refused(lambda: envs.call("large")) == "LayoutError"
@@ -263,25 +243,18 @@ assert [len(answer) for answer in envs.call_wait()] == [100_000_000] * 2
 assert me.num_fds() == before
 envs.close()
 print("received")
-"""
-        )
-        == "received"
-    )
+""")
+    assert out == "received"
 
 
 @pytest.mark.slow
 def test_close_ends_workers_whose_answers_had_no_memory():
-    assert (
-        run(
-            LARGE
-            + """
+    out = run_large("""
 limit(resource.RLIMIT_AS, me.memory_info().vms + (50 << 20))
 assert refused(lambda: envs.call("large")) == "MemoryError"
 envs.close()
 assert envs.closed
 psutil.wait_procs(workers)
 print("closed")
-"""
-        )
-        == "closed"
-    )
+""")
+    assert out == "closed"

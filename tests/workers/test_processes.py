@@ -15,6 +15,7 @@ import pytest
 from fork_server_in_tests import alive, wait_until
 from made_up import TellingEnv
 from programs import completed
+from vectors import begun
 
 import pysampler
 from pysampler import _core
@@ -161,22 +162,18 @@ def test_forks_of_a_program_with_torch_threads_use_one_thread():
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_prints_of_workers_reach_the_parents_stdout(context, capfd):
-    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context=context)
-    envs.step([TellingEnv.PRINT, TellingEnv.PRINT])
-    envs.close()
+    with pysampler.VectorEnv([TellingEnv] * 2, num_workers=2, context=context) as envs:
+        envs.step([TellingEnv.PRINT, TellingEnv.PRINT])
     assert capfd.readouterr().out == "said by an env\n" * 2
 
 
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_worker_processes_have_names(context):
-    envs = pysampler.make_vec(
-        "CartPole-v1", 4, vector_kwargs={"num_workers": 2, "context": context}
-    )
-    processes = [psutil.Process(pid) for pid in envs._pool.pids]
-    names = [" ".join(p.cmdline()).strip() for p in processes]
-    assert names == [f"pysampler: worker {i}/2 CartPole-v1" for i in range(2)]
-    assert {p.name() for p in processes} <= {"pysampler: work", *names}
-    envs.close()
+    with pysampler.make_vec("CartPole-v1", 4, num_workers=2, context=context) as envs:
+        processes = [psutil.Process(pid) for pid in envs._pool.pids]
+        names = [" ".join(p.cmdline()).strip() for p in processes]
+        assert names == [f"pysampler: worker {i}/2 CartPole-v1" for i in range(2)]
+        assert {p.name() for p in processes} <= {"pysampler: work", *names}
 
 
 @pytest.mark.slow
@@ -205,21 +202,8 @@ def test_workers_draw_different_random_numbers():
         env.drawn = (random.random(), np.random.rand())
         return env
 
-    envs = pysampler.VectorEnv([env_fn] * 4, num_workers=4)
-    assert len(set(envs.get_attr("drawn"))) == 4
-    envs.close()
-
-
-def gone(pid):
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def wait_for(condition):
-    while not condition():
-        os.sched_yield()
+    with pysampler.VectorEnv([env_fn] * 4, num_workers=4) as envs:
+        assert len(set(envs.get_attr("drawn"))) == 4
 
 
 @pytest.mark.slow
@@ -241,13 +225,10 @@ def wait_for(condition):
 def test_workers_end_however_the_parent_ends(end, code, context):
     program = CARTPOLE.replace('"num_workers": 2', f'"num_workers": 2, "context": "{context}"')
     program += "import os, sys\nenvs.reset()\nprint(*envs._pool.pids, flush=True)\n" + end
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100
-    )
-    assert done.returncode == code, done.stderr
+    done = completed("-c", program, code=code)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
-    wait_for(lambda: all(map(gone, pids)))
+    wait_until(lambda: not any(map(alive, pids)))
     if code == 0:
         assert not done.stderr
 
@@ -285,13 +266,12 @@ def test_ctrl_c_ends_a_wait_and_close_still_works():
     rest = process.communicate(timeout=60)[0]
     assert rest.split()[-1] == "closed"
     assert process.returncode == 0
-    wait_for(lambda: all(map(gone, pids)))
+    wait_until(lambda: not any(map(alive, pids)))
 
 
 @pytest.mark.parametrize("context", ["forkserver", "fork", "spawn"])
 def test_killed_worker_raises_worker_lost_error(context):
-    envs = pysampler.VectorEnv([TellingEnv] * 4, num_workers=2, context=context)
-    envs.reset()
+    envs = begun([TellingEnv] * 4, num_workers=2, context=context)
     envs.step_async([TellingEnv.SLEEP] * 4)
     pid = envs._pool.pids[1]
     os.kill(pid, signal.SIGKILL)
@@ -310,19 +290,16 @@ def test_dead_fork_server_is_replaced():
     dead = fork_server.current()
     os.kill(dead._process.pid, signal.SIGKILL)
     assert dead._process.ended(60)
-    envs = pysampler.VectorEnv([TellingEnv])
-    envs.reset()
-    envs.close()
+    begun([TellingEnv]).close()
     assert fork_server.current() is not dead
 
 
 @pytest.mark.slow
 def test_collected_vector_env_ends_its_workers():
-    envs = pysampler.VectorEnv([TellingEnv] * 2, num_workers=2)
-    envs.reset()
+    envs = begun([TellingEnv] * 2, num_workers=2)
     pids = envs._pool.pids
     del envs
-    wait_for(lambda: all(map(gone, pids)))
+    wait_until(lambda: not any(map(alive, pids)))
 
 
 def memory(*pids):
@@ -331,18 +308,16 @@ def memory(*pids):
 
 @pytest.mark.slow
 def test_steps_leak_no_memory():
-    envs = pysampler.make_vec("CartPole-v1", 64, vector_kwargs={"num_workers": 2})
-    envs.reset(seed=1)
-    actions = envs.action_space.sample()
-    for _ in range(300):
-        envs.step(actions)
-    before = memory(*envs._pool.pids)
-    for _ in range(2000):
-        envs.step(actions)
-    after = memory(*envs._pool.pids)
-    # Less than four bytes per env step.
-    assert all(b - a < 4 * 2000 * 64 for a, b in zip(before, after, strict=True))
-    envs.close()
+    with begun(pysampler.make_vec("CartPole-v1", 64, num_workers=2), seed=1) as envs:
+        actions = envs.action_space.sample()
+        for _ in range(300):
+            envs.step(actions)
+        before = memory(*envs._pool.pids)
+        for _ in range(2000):
+            envs.step(actions)
+        after = memory(*envs._pool.pids)
+        # Less than four bytes per env step.
+        assert all(b - a < 4 * 2000 * 64 for a, b in zip(before, after, strict=True))
 
 
 @pytest.mark.slow
@@ -358,16 +333,14 @@ def test_env_can_make_a_pool_in_its_worker():
         inner.close()
         return env
 
-    envs = pysampler.VectorEnv([env_fn] * 2, num_workers=2)
-    assert envs.get_attr("inner") == ((2, 2), (2, 2))
-    envs.close()
+    with pysampler.VectorEnv([env_fn] * 2, num_workers=2) as envs:
+        assert envs.get_attr("inner") == ((2, 2), (2, 2))
 
 
 def test_fork_server_with_an_unread_answer_exits_silently(capfd):
     left = fork_server.ForkServer()
     left.load([])
-    while left.busy():
-        os.sched_yield()
+    wait_until(lambda: not left.busy())
     left.load([])
     left._door.close()  # as at the end of the process, with an unread answer
     assert left._process.ended(timeout=100)
@@ -548,8 +521,7 @@ class SeesCpus(TellingEnv):
 def test_as_many_workers_as_cpus_sleep_each_on_its_own_and_step_on_all():
     allowed = os.sched_getaffinity(0)
     one_each = sorted([cpu] for cpu in allowed)
-    with pysampler.VectorEnv([SeesCpus] * len(allowed), num_workers=len(allowed)) as envs:
-        envs.reset(seed=1)
+    with begun([SeesCpus] * len(allowed), seed=1, num_workers=len(allowed)) as envs:
 
         def all_sleep_at_home():
             """Step, with longer pauses than workers wait awake, which they learn to expect."""

@@ -66,32 +66,30 @@ def table():
 )
 def test_workers_map_the_memory_of_shared_arrays(table, context):
     shared = pysampler.share(table)
-    envs = pysampler.VectorEnv(
+    with pysampler.VectorEnv(
         [lambda: Reads(shared)] * 3, num_workers=2, context=context, on_worker_loss="restart"
-    )
-    for lost in (False, True):
-        if lost:  # the worker that replaces it maps the memory, too
-            os.kill(envs.apply(lambda _: os.getpid())[0], signal.SIGKILL)
-        observations, _ = envs.reset()
-        assert np.array_equal(observations, table["rows"][:1].repeat(3, 0))
-        rest = [one.tolist() for one in table["rest"]]
-        assert envs.apply(look) == (("SharedArray", False, True, rest),) * 3
-    envs.close()
+    ) as envs:
+        for lost in (False, True):
+            if lost:  # the worker that replaces it maps the memory, too
+                os.kill(envs.apply(lambda _: os.getpid())[0], signal.SIGKILL)
+            observations, _ = envs.reset()
+            assert np.array_equal(observations, table["rows"][:1].repeat(3, 0))
+            rest = [one.tolist() for one in table["rest"]]
+            assert envs.apply(look) == (("SharedArray", False, True, rest),) * 3
 
 
 def test_views_travel_as_views():
     shared = pysampler.share(np.arange(24).reshape(4, 6))
     views = [shared[1], shared[::-1, ::2], shared.T, shared[1:1]]
-    envs = pysampler.VectorEnv(
+    with pysampler.VectorEnv(
         [lambda: gym.make("CartPole-v1")],
         num_workers=1,
         worker_init=lambda: setattr(gym, "views", (views, shared + 1)),
-    )
-    (got,) = envs.apply(lambda _: [np.array(one) for one in gym.views[0]])
-    assert all(np.array_equal(a, b) for a, b in zip(got, views, strict=True))
-    kinds = envs.apply(lambda _: [type(one).__name__ for one in (*gym.views[0], gym.views[1])])
+    ) as envs:
+        (got,) = envs.apply(lambda _: [np.array(one) for one in gym.views[0]])
+        assert all(np.array_equal(a, b) for a, b in zip(got, views, strict=True))
+        kinds = envs.apply(lambda _: [type(one).__name__ for one in (*gym.views[0], gym.views[1])])
     assert kinds == ([*["SharedArray"] * 4, "ndarray"],)
-    envs.close()
 
 
 def test_no_process_can_write_to_shared_arrays(table):
