@@ -53,11 +53,10 @@ class WatcherSetup:
 
 
 # Numbers in a segment. The parent writes the learner's count (``at``) and the videos requested by
-# ``film()``; the worker how many of those it made, the episodes that have ended, and how many of
-# these found the ring full.
-_STATE = np.dtype(
-    [(name, "<i8") for name in ("at", "videos_requested", "videos_made", "episodes", "missing")]
-)
+# ``film()``; the worker the version of the weights of its last episode (``shown``), how many videos
+# it made, the episodes that have ended, and how many of these found the ring full.
+_NUMBERS = "at shown videos_requested videos_made episodes missing"
+_STATE = np.dtype([(name, "<i8") for name in _NUMBERS.split()])
 
 
 def watcher_state(segment: Segment, offset: int | None = None) -> tuple[int, Any]:
@@ -88,8 +87,8 @@ class WatcherPolicy(FreeRunningPolicy):
         while not self.progress.stopped:
             requested = state.videos_requested > state.videos_made
             board = self._board
-            if not (requested or setup.repeat or board is None or board.version > self._version):
-                board.wait(self._version, timeout=CHECK_SECONDS)
+            if not (requested or setup.repeat or board is None or board.version > state.shown):
+                board.wait(int(state.shown), timeout=CHECK_SECONDS)
                 continue
             self.refresh()
             self.refresh_statistics()
@@ -106,6 +105,7 @@ class WatcherPolicy(FreeRunningPolicy):
                     return report
             episode["seconds"] = (now() - began) / 1e9
             state.episodes += 1
+            state.shown = self._version
             state.videos_made += requested
             try:
                 if setup.folder is not None:  # first, so that the table has every reported episode

@@ -165,7 +165,7 @@ class EpisodeSampler(Sampler):
             if self._owned and isinstance(error, EnvTimeoutError):
                 self.envs.close(terminate=True)  # do not wait again for an env that is late
             else:
-                self._core.drop_work(self._work_name, stopped=True)
+                self._core.drop_work(self._work_name, stopped=self._end())
             raise
         except BaseException:
             self._interrupted = True  # do not wait for an env in a long step
@@ -189,7 +189,9 @@ class EpisodeSampler(Sampler):
                     ready, finished = self._receive()
                     ready += [group for group in self._paused if group not in ready]
                 ended = dict.fromkeys(one.env for one in finished)
-                self._assign([env for env in ended if env not in self._rows.starts])
+                # Not those that are in a spare episode, or begin it again.
+                begun = set[int]().union(self._rows.starts, *self._starts.values())
+                self._assign([env for env in ended if env not in begun])
             yield from finished
             if self._failure is not None:
                 raise self._failure
@@ -217,7 +219,7 @@ class EpisodeSampler(Sampler):
         self._resetting: set[int] = set()  # groups that reset envs
         self._paused: list[int] = []  # groups that wait for those, if all must act together
         self._losses: Counter[int] = Counter()  # by episode, how often its worker was lost
-        self._failure: EnvError | None = None  # of an env
+        self._failure: EnvError | WorkerLostError | None = None  # to raise after what has ended
         self._running: dict[int, Start] = {}  # by env, the episode that it is in
         self._assign(range(envs))
         self._freeze_wrappers()
@@ -244,10 +246,10 @@ class EpisodeSampler(Sampler):
         self._was_reset = True  # the envs are in their first episodes
         self._frame = 0  # with the newest results, if the policy acts here
         if self._in_workers:
-            progress = WorkerProgress(prepared.segment, len(self._groups))
+            self._progress = WorkerProgress(prepared.segment, len(self._groups))
             setup = EpisodeSetup(
                 source_of(self._policy, in_processes=self._pool.in_processes),
-                *(prepared.policy.outputs, progress.place, list(entropy)),
+                *(prepared.policy.outputs, self._progress.place, list(entropy)),
                 chunk=self._options.chunk,
                 batch=self._batch,
                 max_steps=self._max_steps,
@@ -443,16 +445,13 @@ class EpisodeSampler(Sampler):
             self._failure = self._pool.error_of(*first(failures))
         return finished
 
-    def _reported(
-        self, group: int, report: EpisodesReport, spares: Sequence[Start]
-    ) -> list[Finished]:
+    def _reported(self, group: int, report: EpisodesReport, spares: list[Start]) -> list[Finished]:
         """Process a report; return unused spares to the queue, and the episodes that ended."""
         self._frame_of[group] += report.steps
         for one in report.finished:
             self._rows.starts.pop(one.env, None)
         self._rows.starts.update(report.begun)
-        used = {one.index for one in report.finished}
-        used.update(start.index for start in report.begun.values())
+        used = {one.index for one in report.finished} | {one.index for one in report.begun.values()}
         self._queue.extendleft(one for one in reversed(spares) if one.index not in used)
         self._rows.lost = {env: self._rows.starts.pop(env) for env in report.lost}
         return report.finished
@@ -487,9 +486,8 @@ class EpisodeSampler(Sampler):
 
     def _name_episode(self, error: EnvError | EnvTimeoutError | WorkerLostError) -> None:
         """Let an error name the episode in which an env failed, or those that it may be."""
-        envs: Sequence[int] = [] if error.env is None else [error.env]
-        if isinstance(error, WorkerLostError) and error.env is None:
-            envs = error.envs
+        several: Sequence[int] = error.envs if isinstance(error, WorkerLostError) else []
+        envs = several if error.env is None else [error.env]
         starts = []
         for group in dict.fromkeys(self._group_of[env] for env in envs):
             begun = {**self._running, **self._starts.get(group, {})}
@@ -519,14 +517,18 @@ class EpisodeSampler(Sampler):
                 limit = f"expected at most {most} (max_restarts)"
                 loss.args = (f"its worker was lost {count} times, {limit}; {loss.args[0]}",)
                 loss.env = env
-                raise loss
+                self._failure = loss
+                return
 
     # -- ending ----------------------------------------------------------------------------------
 
     def _request_stop(self) -> None:
-        """Do nothing: each command ends by itself."""
+        """Let workers end their jobs at the current step; other commands end by themselves."""
+        if hasattr(self, "_progress"):
+            self._progress.stop()
 
     def _end(self) -> bool:
+        self._request_stop()
         return True
 
 

@@ -243,6 +243,8 @@ def evaluate(
         return _evaluation_of(found, envs)
     except BaseException as error:
         _keep_results(error, _evaluation_of(found, envs), len(specs), file)
+        # After Ctrl-C, do not wait for an env in a long step: the next rollout does.
+        paused = paused if isinstance(error, Exception) else None
         raise
     finally:
         if paused is not None:

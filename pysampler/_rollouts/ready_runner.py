@@ -37,7 +37,7 @@ class ReadyRunner(MainRunner):
     def __init__(self, setup: RunnerSetup, tuner: BatchTuner | None = None) -> None:
         super().__init__(setup)
         self._all_groups = range(len(self._groups))
-        self._rows = [slice(group.start, group.stop) for group in self._groups]
+        self.rows = [slice(group.start, group.stop) for group in self._groups]
         self._sizes = np.array([len(group) for group in self._groups])
         # For each group, the frame with its newest results, and the number of steps it has made.
         self._frame_of = np.zeros(len(self._groups), np.int64)
@@ -54,9 +54,8 @@ class ReadyRunner(MainRunner):
             return None
         from pysampler._vector.tuner import tuner_of  # noqa: PLC0415 - most do without
 
-        least = None
-        if not isinstance(options.min_envs, str):
-            least = min(options.min_envs or envs, envs)
+        given = options.min_envs
+        least = None if isinstance(given, str) else min(given or envs, envs)
         return tuner_of(self._groups, least, envs, timeouts=isinstance(options.timeout, str))
 
     @property
@@ -83,7 +82,7 @@ class ReadyRunner(MainRunner):
         # Steps under way are of this rollout and the next: their frames stay.
         for group in self._all_groups:
             if not self._pool.is_pending(group):
-                self.policy.carry(int(self._frame_of[group]), BETWEEN, self._rows[group])
+                self.policy.carry(int(self._frame_of[group]), BETWEEN, self.rows[group])
                 self._frame_of[group] = BETWEEN
 
     def open(self) -> list[int]:
@@ -98,7 +97,7 @@ class ReadyRunner(MainRunner):
         # Steps in progress at the end of the last rollout are the first steps of this one.
         self._carried = {group for group in self._all_groups if self._pool.is_pending(group)}
         for group in self._all_groups:
-            self.policy.carry(int(self._frame_of[group]), self._base, self._rows[group])
+            self.policy.carry(int(self._frame_of[group]), self._base, self.rows[group])
         ready = [group for group in self._all_groups if group not in self._carried]
         self._frame_of[ready] = self._base
         return ready
@@ -154,7 +153,7 @@ class ReadyRunner(MainRunner):
                 self._carry(group)
             self._frame_of[group] += 1
             self._steps[group] += 1
-            at, rows = int(self._frame_of[group]), self._rows[group]
+            at, rows = int(self._frame_of[group]), self.rows[group]
             if self._steps[group] == 0:
                 self.policy.after_reset(at, rows)
             else:
@@ -199,7 +198,7 @@ class ReadyRunner(MainRunner):
     def _carry(self, group: int) -> None:
         """Copy a step from the last rollout's frames to the first frames of this one."""
         base, at = self._base, int(self._frame_of[group])
-        frames, rows = self.frames, self._rows[group]
+        frames, rows = self.frames, self.rows[group]
         if at != base:
             self.policy.carry(at, base, rows)
             self.policy.carry(at + 1, base + 1, rows)

@@ -123,7 +123,7 @@ class TaskRollouts(Rollouts):
             answered[chosen] = True
             done = [
                 number
-                for number, rows in enumerate(map(_rows_of, self._core.groups))
+                for number, rows in enumerate(runner.rows)
                 if answered[rows].any() and not self._waiting[rows].any()
             ]
             if done:
@@ -145,7 +145,7 @@ class TaskRollouts(Rollouts):
 
     def _add_waiting(self, groups: list[int]) -> None:
         for group in groups:
-            self._waiting[_rows_of(self._core.groups[group])] = True
+            self._waiting[[*self._core.groups[group]]] = True
 
     def _receive(self, timeout: int | None) -> Received | None:
         runner = self._runner
@@ -244,10 +244,6 @@ class _TaskCaller(PolicyCaller):
             return self._call_with((batch,), state, envs, params=self._params, **named)
         positional = batch, self._rollouts.task_of[envs], self._params
         return self._call_with(positional, state, envs, **named)
-
-
-def _rows_of(group: range) -> slice:
-    return slice(group.start, group.stop)
 
 
 def _joined(parts: Sequence[tuple[npt.NDArray[np.int64], Outputs]]) -> Outputs:

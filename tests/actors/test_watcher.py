@@ -202,6 +202,17 @@ def test_a_watcher_that_is_killed_is_replaced():
                 os.sched_yield()
 
 
+def test_a_watcher_that_is_killed_while_it_waits_does_not_repeat_its_episode():
+    with pysampler.Watcher(ConstantPolicy(), RewardsAction) as watcher:
+        watcher.wait(1)
+        resets = watcher.envs.stats().resets.count.sum()
+        os.kill(watcher.envs._pool.pids[0], signal.SIGKILL)
+        wait_until(lambda: watcher.envs.stats().resets.count.sum() > resets)
+        watcher.publish({"weight": 2})
+        watcher.wait(1)
+        assert watcher.curve["return"].tolist() == [0, 6]
+
+
 @pytest.mark.slow
 def test_wait_continues_with_the_replacement_of_a_killed_watcher():
     with pysampler.Watcher(ConstantPolicy(), RewardsAction, repeat=True) as watcher:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers.vector import TransformObservation
+from interrupts import handler, signal_later
 from small_envs import Small, still
 
 import pysampler
@@ -101,6 +102,84 @@ def test_episodes_that_were_over_are_in_the_error(policy_in):
 def test_episodes_that_end_in_the_round_of_an_error_are_in_it():
     error = caught("raise", num_envs=4, num_workers=0, groups=2)
     assert [one.seed for one in error.evaluation.episodes] == [3]
+
+
+class Brief(gym.Env):
+    """Episodes of one step, which leaves a file; the step of one episode crashes."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return np.zeros(1), {}
+
+    def step(self, action):
+        if self.seed == BAD:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / str(self.seed)).touch()
+        return np.zeros(1), 1.0, True, False, {}
+
+
+@pytest.mark.slow
+def test_episodes_that_end_in_the_round_of_a_last_loss_are_in_the_error(tmp_path):
+    options = {"num_workers": 2, "autoreset_mode": "Disabled", **RESTARTS}
+    with pysampler.VectorEnv([functools.partial(Brief, tmp_path)] * 2, **options) as envs:
+        # The wrapper lets all groups act together, so that each round has results of both.
+        wrapped = TransformObservation(envs, lambda observations: observations * 2)
+        with pytest.raises(WorkerLostError) as info:
+            pysampler.evaluate(wrapped, still, 40, seed=BAD - 1)
+    over = {int(path.name) for path in tmp_path.iterdir()}
+    assert {one.seed for one in info.value.evaluation.episodes} == over
+
+
+class Endless(gym.Env):
+    """Steps take 0.1 s in an evaluation, in which one env raises."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.steps = seed, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.seed == BAD and self.steps == 3:
+            raise ValueError("broken")
+        if self.seed in (BAD + 1, BAD + 2):
+            time.sleep(0.1)
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_rollouts_outlive_an_error_of_an_evaluation_on_their_envs(policy_in):
+    with pysampler.Rollouts([Endless] * 2, still, 4, num_workers=2, seed=1) as rollouts:
+        next(rollouts)
+        with pytest.raises(EnvError, match="broken"):
+            pysampler.evaluate(rollouts, still, 2, seed=BAD, policy_in=policy_in)
+        assert next(rollouts).rewards.sum() == 8
+
+
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_rollouts_outlive_an_interrupted_evaluation_on_their_envs(policy_in):
+    def raises(*_):
+        raise KeyboardInterrupt
+
+    with (
+        pysampler.Rollouts([Endless] * 2, still, 4, num_workers=2, seed=1) as rollouts,
+        handler(raises),
+    ):
+        next(rollouts)
+        sender = signal_later(0.3)
+        sender.start()
+        with pytest.raises(KeyboardInterrupt) as info:
+            pysampler.evaluate(rollouts, still, 2, seed=BAD + 1, policy_in=policy_in)
+        assert not info.value.evaluation.episodes
+        assert next(rollouts).rewards.sum() == 8
 
 
 def test_ctrl_c_keeps_the_episodes_that_were_over():
@@ -220,6 +299,16 @@ def test_episodes_begin_again_if_a_vector_env_loses_a_worker(tmp_path, policy_in
         evaluation = pysampler.evaluate(envs, still, 6, seed=BAD - 1, policy_in=policy_in)
     assert (tmp_path / "flag").exists()
     assert evaluation.lengths.tolist() == [10] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy_in", ["main", "workers"])
+def test_a_spare_episode_of_a_vector_env_that_loses_a_worker_begins_again(tmp_path, policy_in):
+    with dying(tmp_path / "flag", num_workers=1) as envs:
+        evaluation = pysampler.evaluate(envs, still, 12, seed=BAD - 3, policy_in=policy_in)
+    assert (tmp_path / "flag").exists()
+    assert [one.seed for one in evaluation.episodes] == [*range(BAD - 3, BAD + 9)]
+    assert evaluation.lengths.tolist() == [10] * 12
 
 
 @pytest.mark.slow
