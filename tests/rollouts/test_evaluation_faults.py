@@ -108,7 +108,7 @@ class Brief(gym.Env):
     """Episodes of one step, which leaves a file; the step of one episode crashes."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
-    action_space = spaces.Discrete(2)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 
     def __init__(self, folder):
         self.folder = folder
@@ -140,7 +140,7 @@ class Endless(gym.Env):
     """Steps take 0.1 s in an evaluation, in which one env raises."""
 
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
-    action_space = spaces.Discrete(2)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
 
     def reset(self, *, seed=None, options=None):
         self.seed, self.steps = seed, 0
