@@ -27,7 +27,7 @@ MOST = {
     "pysampler/_frames": 535,
     "pysampler/_learning": 1_563,
     "pysampler/_policies": 2_151,
-    "pysampler/_rollouts": 3_720,
+    "pysampler/_rollouts": 3_719,
     "pysampler/_vector": 9_142,
     "pysampler/_workers": 4_224,
     "pysampler/adapters": 639,
