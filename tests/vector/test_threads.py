@@ -24,6 +24,7 @@ import pysampler
 from pysampler._vector.env_calls import trial_or
 from pysampler._workers import pool
 from pysampler._workers import threads as workers
+from pysampler._workers.jobs import failure_of
 from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, WorkerLostError
 
 
@@ -489,20 +490,17 @@ def test_actors_leave_once_their_vector_env_has_ended():
     joined(found)
 
 
-def test_an_interrupted_start_ends_threads_that_attach_later(monkeypatch):
+def test_a_start_that_fails_ends_threads_that_attach_later(monkeypatch):
     class Late(workers.CommandLoop):
         def __init__(self, index, attachment, segment, server, link):
             super().__init__(index, attachment, segment, server, link)
             if index == 0:
-                os.kill(os.getpid(), signal.SIGUSR1)
+                link._desk.begun.put(failure_of(RuntimeError("late"), "starting"))
             while not link._desk.ended:
                 time.sleep(0.001)
 
-    def raises(*_):
-        raise InterruptedError
-
     monkeypatch.setattr(workers, "CommandLoop", Late)
-    with handler(raises), pytest.raises(InterruptedError):
+    with pytest.raises(EnvError, match="late"):
         make()
     joined(threads())
     assert Gate.closed == 2
