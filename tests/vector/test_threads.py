@@ -543,18 +543,26 @@ def test_trials_at_the_same_time_leave_the_filters_of_warnings_as_they_were():
 
 
 def test_closing_in_a_handler_while_close_waits_for_a_thread(monkeypatch):
-    monkeypatch.setattr(pool.Pool.kill, "__defaults__", (0.5,))
+    waits = []
+
+    def await_ends(*args):
+        waits.append(None)
+        if len(waits) == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        workers_await_ends(*args)
+
+    workers_await_ends = workers.await_ends
+    monkeypatch.setattr(workers, "await_ends", await_ends)
+    monkeypatch.setattr(pool.Pool.kill, "__defaults__", (0.1,))
     envs = begun(make())
     envs.step_async(np.array([0, 2]))
     Gate.waiting.acquire()
-    sender = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
     with (
         handler(lambda *_: envs.close()),
         warnings.catch_warnings(record=True, action="always") as told,
     ):
-        sender.start()
         envs.close(terminate=True)
-        sender.join()
+    assert len(waits) >= 2
     assert ["thread 1 goes on" in str(one.message) for one in told].count(True) == 1
     Gate.opened.set()
     joined(threads())
