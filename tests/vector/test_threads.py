@@ -63,6 +63,7 @@ class Gate(Short):
 @pytest.fixture(autouse=True)
 def _gates():
     Gate.opened.clear()
+    Gate.waiting = threading.Semaphore(0)
     Gate.closed = 0
     yield
     Gate.opened.set()
