@@ -188,10 +188,10 @@ class EpisodeSampler(Sampler):
                         return
                     ready, finished = self._receive()
                     ready += [group for group in self._paused if group not in ready]
-                ended = dict.fromkeys(one.env for one in finished)
-                # Not those that are in a spare episode, or begin it again.
-                begun = set[int]().union(self._rows.starts, *self._starts.values())
-                self._assign([env for env in ended if env not in begun])
+                for env in dict.fromkeys(one.env for one in finished):
+                    # Unless it is in a spare episode, or begins that again.
+                    if env not in self._rows.starts | self._starts.get(self._group_of[env], {}):
+                        self._assign([env])
             yield from finished
             if self._failure is not None:
                 raise self._failure
@@ -219,7 +219,7 @@ class EpisodeSampler(Sampler):
         self._resetting: set[int] = set()  # groups that reset envs
         self._paused: list[int] = []  # groups that wait for those, if all must act together
         self._losses: Counter[int] = Counter()  # by episode, how often its worker was lost
-        self._failure: EnvError | WorkerLostError | None = None  # to raise after what has ended
+        self._failure: EnvError | WorkerLostError | None = None  # raised after a round's results
         self._running: dict[int, Start] = {}  # by env, the episode that it is in
         self._assign(range(envs))
         self._freeze_wrappers()

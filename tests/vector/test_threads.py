@@ -498,7 +498,7 @@ def test_a_start_that_fails_ends_threads_that_attach_later(monkeypatch):
             if index == 0:
                 link._desk.begun.put(failure_of(RuntimeError("late"), "starting"))
             while not link._desk.ended:
-                time.sleep(0.001)
+                time.sleep(0.001)  # poll: the end of a pool sets it and wakes nobody
 
     monkeypatch.setattr(workers, "CommandLoop", Late)
     with pytest.raises(EnvError, match="late"):
@@ -549,7 +549,7 @@ def test_closing_in_a_handler_while_close_waits_for_a_thread(monkeypatch):
     def await_ends(*args):
         waits.append(None)
         if len(waits) == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
         workers_await_ends(*args)
 
     workers_await_ends = workers.await_ends
