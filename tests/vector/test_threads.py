@@ -553,7 +553,6 @@ def test_closing_in_a_handler_while_close_waits_for_a_thread(monkeypatch):
         workers_await_ends(*args)
 
     workers_await_ends = workers.await_ends
-    monkeypatch.setattr(workers, "await_ends", await_ends)
     monkeypatch.setattr(pool.Pool.kill, "__defaults__", (0.1,))
     envs = begun(make())
     envs.step_async(np.array([0, 2]))
@@ -562,7 +561,9 @@ def test_closing_in_a_handler_while_close_waits_for_a_thread(monkeypatch):
         handler(lambda *_: envs.close()),
         warnings.catch_warnings(record=True, action="always") as told,
     ):
+        monkeypatch.setattr(workers, "await_ends", await_ends)  # collected pools call it, too
         envs.close(terminate=True)
+        monkeypatch.undo()
     assert len(waits) >= 2
     assert ["thread 1 goes on" in str(one.message) for one in told].count(True) == 1
     Gate.opened.set()
