@@ -24,8 +24,8 @@ import copy
 import functools
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 try:
@@ -52,6 +52,7 @@ except KeyboardInterrupt:  # importing torch takes seconds
 
 
 RAINBOW = {
+    "prioritised": "draw transitions by their errors",
     "dueling": "learn values of states, and advantages of actions",
     "categorical": "learn distributions of returns",
     "noisy": "explore by layers whose weights are noisy, instead of by epsilon",
@@ -73,6 +74,7 @@ class Settings:
     every: int = 4  # steps per update, at least: with fewer the learner waits
     most: int = 16  # steps per update, at most: with more the actors wait
     target: int = 200  # updates between two copies of the network to the target network
+    publish: int = 16  # updates between two versions of the actors' weights: a multiple of these
     exploring: int = 20_000  # steps until epsilon is at its minimum
     epsilons: tuple[float, float] = (0.01, 0.05)  # of the first env and the last, at the end
     alpha: float = 0.0  # of prioritised replay; 0: all transitions are drawn alike
@@ -124,22 +126,31 @@ class NoisyLinear(nn.Linear):
 
 
 class RainbowNet(nn.Module):
-    """Values of all actions by a network that is dueling, categorical or noisy, or some of it."""
+    """Values of all actions by a network that is dueling, categorical or noisy, or some of it.
 
-    def __init__(self, inputs: int, outputs: int, s: Settings) -> None:
+    Its first layers are ``before``, if given, which return as many numbers as ``inputs``.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, s: Settings, before: Iterable[nn.Module] = ()
+    ) -> None:
         super().__init__()
         linear = NoisyLinear if s.noisy else nn.Linear
         self.atoms = s.atoms if s.categorical else 1
-        self.body = nn.Sequential(
-            *(nn.Linear(inputs, s.width), nn.ReLU(), linear(s.width, s.width), nn.ReLU())
-        )
+        if not before:
+            before, inputs = (nn.Linear(inputs, s.width), nn.ReLU()), s.width
+        self.body = nn.Sequential(*before, linear(inputs, s.width), nn.ReLU())
         self.advantages = linear(s.width, outputs * self.atoms)
         self.value = linear(s.width, self.atoms) if s.dueling else None
         self.register_buffer("support", torch.linspace(*s.returns, self.atoms))
 
+    def features(self, observations: torch.Tensor) -> torch.Tensor:
+        """Return what values are computed from."""
+        return self.body(observations)
+
     def heads(self, observations: torch.Tensor) -> torch.Tensor:
         """Return values of actions, or logits of their returns: [batch, actions, atoms]."""
-        features = self.body(observations)
+        features = self.features(observations)
         found = self.advantages(features).unflatten(-1, (-1, self.atoms))
         if self.value is None:
             return found
@@ -202,6 +213,9 @@ class TorchEpsilonGreedy(EpsilonGreedy):
 class Learner:
     """Double DQN: a network, its target network, an optimizer and a replay buffer.
 
+    Attributes:
+        keeps_replay: Whether checkpoints have the replay buffer.
+
     Args:
         net: The network.
         like: The fields of a step, and of the replay buffer.
@@ -209,6 +223,8 @@ class Learner:
         seed: Seed of the draws from the replay buffer.
         **options: Further options of the replay buffer.
     """
+
+    keeps_replay = True
 
     def __init__(
         self, net: nn.Module, like: dict[str, Any], s: Settings, seed: int, **options: Any
@@ -233,6 +249,14 @@ class Learner:
         self.net.eval()  # without noise
         return functools.partial(self.policy(), epsilon=0.0)
 
+    def published(self) -> nn.Module:
+        """Return what has the weights of actors."""
+        return self.net
+
+    def add(self, records: pysampler.Records) -> None:
+        """Add what actors recorded to the replay buffer."""
+        self.replay.extend(records)
+
     @property
     def parts(self) -> dict[str, Any]:
         """What has a state of its own."""
@@ -240,12 +264,14 @@ class Learner:
 
     def save(self, run: Run) -> None:
         """Save a checkpoint with all that is needed to resume, if one is due."""
-        run.checkpoint(**self.parts, replay=self.replay, updates=self.updates)
+        kept = {"replay": self.replay} if self.keeps_replay else {}
+        run.checkpoint(**self.parts, **kept, updates=self.updates)
 
     def restore(self, run: Run) -> None:
         """Resume from the newest checkpoint, if there is one."""
         if found := run.restore(**self.parts):
-            self.replay, self.updates, self.steps = found["replay"], found["updates"], run.steps
+            self.replay = found.get("replay", self.replay)
+            self.updates, self.steps = found["updates"], run.steps
 
     def learn(self) -> None:
         """Do some updates, and copy the network to the target network when that is due."""
@@ -264,15 +290,18 @@ class Learner:
 
     def of_values(self, batch: pysampler.Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss of each transition, and how wrong its value is."""
-        after = batch.next_fields["next_observations"]
-        with torch.no_grad():
-            best = self.net(after).argmax(-1, keepdim=True)
-            next_values = self.target(after).gather(1, best)[:, 0]
-            goal = batch.rewards + batch.discounts * next_values
+        goal = self.goals(batch)
         values = self.net(batch.fields["observations"])
         value = values.gather(1, batch.fields["actions"][:, None])[:, 0]
         losses = nn.functional.smooth_l1_loss(value, goal, reduction="none")
         return losses, (value - goal).abs()
+
+    @torch.no_grad()
+    def goals(self, batch: pysampler.Batch) -> torch.Tensor:
+        """Return what the values should be. After the end of an episode ``discounts`` are 0."""
+        after = batch.next_fields["next_observations"]
+        best = self.net(after).argmax(-1, keepdim=True)
+        return batch.rewards + batch.discounts * self.target(after).gather(1, best)[:, 0]
 
     def of_returns(self, batch: pysampler.Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same of distributions of returns: both are cross-entropies."""
@@ -297,11 +326,11 @@ class Learner:
 class Actors:
     """Actors in workers. They wait only if they get too far ahead, the learner if behind."""
 
-    def __init__(self, learner: Learner, options: Any) -> None:
+    def __init__(self, learner: Learner, options: Any, env: Any = None) -> None:
         self.count = max(1, options.actors) * options.envs_per_actor
         self.settings = s = learner.settings
         self.actors = pysampler.Actors(
-            options.env,
+            options.env if env is None else env,
             learner.policy(),
             num_envs=self.count,
             num_workers=options.actors,
@@ -316,13 +345,14 @@ class Actors:
         s = self.settings
         records = self.actors.take(s.updates * s.most, min_records=s.updates * s.every)
         began = time.perf_counter()
-        learner.replay.extend(records)
+        learner.add(records)
         self.extending += time.perf_counter() - began
         return len(records), records.ended
 
     def publish(self, learner: Learner) -> None:
         self.actors.settings["epsilon"][:] = self.settings.epsilon(learner.steps, self.count)
-        self.actors.publish(learner.net)
+        if learner.updates % self.settings.publish == 0:
+            self.actors.publish(learner.published())
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -391,29 +421,35 @@ def add_steps(replay: pysampler.ReplayBuffer, steps: list[Any]) -> None:
 
 def train(source: Any, learner: Learner) -> Iterator[tuple[int, Any]]:
     """Train forever; yield how many steps were sampled, and returns of ended episodes."""
+    s = learner.settings
     while True:
         steps, returns = source.sample(learner)
         learner.steps += steps
-        if learner.steps >= learner.settings.warmup:
+        if len(learner.replay) >= min(s.warmup, s.capacity):
             learner.learn()
         source.publish(learner)
         yield steps, returns
 
 
+def with_parts(s: Settings, options: argparse.Namespace) -> Settings:
+    """Return hyperparameters with the parts of Rainbow that these options ask for."""
+    parts = {name: getattr(options, name) for name in RAINBOW}
+    return replace(s, alpha=0.6 if parts.pop("prioritised") else 0.0, **parts)
+
+
 def learner_of(options: argparse.Namespace) -> Learner:
     """Return the learner that these options ask for."""
-    parts = {name: getattr(options, name) for name in RAINBOW}
-    settings = Settings(alpha=0.6 if options.prioritised else 0.0, **parts)
+    settings = with_parts(Settings(), options)
     net, like = net_and_fields(options, settings)
     return Learner(net, like, settings, options.seed)
 
 
-def learn(options: argparse.Namespace, run: Run, learner: Learner) -> None:
+def learn(options: argparse.Namespace, run: Run, learner: Learner, env: Any) -> None:
     """Sample and learn until the run is over."""
     learner.restore(run)
-    source = (OneEnv if options.one_process else Actors)(learner, options)
+    source = OneEnv(learner, options) if options.one_process else Actors(learner, options, env)
     with contextlib.closing(source):
-        run.start(learner.net, learner.greedy)
+        run.start(learner.net, learner.greedy, env)
         for steps, returns in train(source, learner):
             run.advance(
                 steps,
@@ -431,37 +467,41 @@ def net_and_fields(options: argparse.Namespace, s: Settings) -> tuple[nn.Module,
     """Return the network and the fields of a step; exit with a message for other spaces."""
     observations, actions = spaces_of(options.env, "discrete")
     sizes = observations.shape[0], int(actions.n)
-    is_plain = not any(getattr(s, name) for name in RAINBOW)
+    is_plain = not (s.dueling or s.categorical or s.noisy)
     net = (network(*sizes, s.width) if is_plain else RainbowNet(*sizes, s)).to(options.device)
     seen = np.zeros(observations.shape, observations.dtype)
     action = np.zeros((), actions.dtype)
     return net, {"observations": seen, "next_observations": seen, "actions": action}
 
 
-def run_or_play(options: argparse.Namespace, learner: Learner) -> None:
-    """Train a learner, or play its saved weights."""
+def run_or_play(options: argparse.Namespace, learner: Learner, env: Any = None) -> None:
+    """Train a learner, or play its saved weights, in envs of ``env`` or of the option's id."""
     if options.play:
         load(learner.net, options.play)
-        play(options, learner.greedy())
+        play(options, learner.greedy(), env)
     else:
-        run(functools.partial(learn, learner=learner), Run(options))
+        run(functools.partial(learn, learner=learner, env=env), Run(options))
 
 
-def add_actors(made: argparse.ArgumentParser) -> None:
-    """Add the options of actors."""
-    made.add_argument(
-        "--actors", type=at_least(0), default=4, help="worker processes; 0: act in this process"
-    )
+def add_actors(made: argparse.ArgumentParser, actors: int = 4) -> None:
+    """Add the options of actors; without ``--one-process``, they are what samples."""
+    text = "worker processes; 0: act in this process"
+    made.add_argument("--actors", type=at_least(0), default=actors, help=text)
     made.add_argument("--envs-per-actor", type=at_least(1), default=8)
+    made.set_defaults(one_process=False)
+
+
+def add_parts(made: argparse.ArgumentParser) -> None:
+    """Add the options of Rainbow's parts."""
+    for name, text in RAINBOW.items():
+        made.add_argument(f"--{name}", action="store_true", help=text)
 
 
 def main() -> None:
     made = parser(__doc__, "CartPole-v1", steps=1_000_000, until=475.0)
     add_actors(made)
     made.add_argument("--one-process", action="store_true", help="use one env and no actors")
-    made.add_argument("--prioritised", action="store_true", help="draw transitions by their errors")
-    for name, text in RAINBOW.items():
-        made.add_argument(f"--{name}", action="store_true", help=text)
+    add_parts(made)
     add_play(made)
     options = parse(made)
     run_or_play(options, learner_of(options))

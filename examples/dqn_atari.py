@@ -1,8 +1,9 @@
-"""DQN from pixels in one file: actors sample all the time, torch learns all the time.
+"""DQN from pixels: actors sample all the time, torch learns all the time.
 
     python examples/dqn_atari.py                        # Pong: pip install 'pysampler[atari]'
     python examples/dqn_atari.py --env ALE/Breakout-v5 --steps 10000000
     python examples/dqn_atari.py --env MinAtar/Breakout-v1  # small games: pip install minatar
+    python examples/dqn_atari.py --env MinAtar/Breakout-v1 --prioritised --dueling --categorical
     python examples/dqn_atari.py --device cuda          # learns on a GPU; acting stays on the CPU
     python examples/dqn_atari.py --bfloat16             # faster on CPUs with AMX, and on GPUs
     python examples/dqn_atari.py --save best.pt --plot returns.png
@@ -13,7 +14,7 @@
 Learns any env with images and discrete actions: stacks of the last four screens of Atari games,
 images of height x width x channels of all others. Images stay bytes until they are on the
 learner's device. The returns shown are sums of the game's own rewards; those that are learned from
-are clipped to -1 .. 1 for Atari games.
+are clipped to -1 .. 1 for Atari games. Learner, actors and parts of Rainbow are those of dqn.py.
 
 The progress bar shows the mean return of the last 100 episodes, updates, the size of the replay
 buffer, and which share of its time the learner waits. Actors run freely, so two runs with the same
@@ -23,30 +24,17 @@ seed differ. Ctrl-C stops the training and prints the result so far.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 try:
+    import dqn
     import gymnasium as gym
     import numpy as np
     import torch
-    from common import (
-        Run,
-        add_play,
-        at_least,
-        learner_seconds,
-        load,
-        parse,
-        parser,
-        play,
-        run,
-        spaces_of,
-    )
+    from common import add_play, at_least, parse, parser, spaces_of
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
     from torch import nn
@@ -60,32 +48,21 @@ except KeyboardInterrupt:  # importing torch takes seconds
 
 
 @dataclass
-class Settings:
-    """The hyperparameters.
+class Settings(dqn.Settings):
+    """The hyperparameters; returns of ``--categorical`` are those of clipped rewards [6].
 
     The sources are [1] Mnih et al. 2015 (DQN), [2] Lapan 2018 (Deep Reinforcement Learning
-    Hands-On, for Pong), [3] Hessel et al. 2018 (Rainbow), [4] Horgan et al. 2018 (Ape-X), and
-    [5] Young and Tian 2019 (MinAtar).
+    Hands-On, for Pong), [3] Hessel et al. 2018 (Rainbow), [4] Horgan et al. 2018 (Ape-X),
+    [5] Young and Tian 2019 (MinAtar), and [6] Bellemare et al. 2017 (distributions of returns).
     """
 
-    rate: float  # of Adam
-    warmup: int  # steps in the replay buffer before the first update
-    exploring: int  # steps until epsilon is at its minimum
-    target: int  # updates between two copies of the network to the target network
-    every: int  # steps per update, at least: with fewer the learner waits
-    most: int  # steps per update, at most: with more the actors wait
-    epsilons: tuple[float, float]  # of the first env and the last, at the end; spread as in [4]
-    clip: bool  # whether to learn from rewards clipped to -1 .. 1, as [1]
-    gamma: float = 0.99  # [1], [5]
     n_step: int = 3  # [3]
     batch: int = 32  # [1], [2], [5]
     updates: int = 8  # in a row, before the next records are taken
-    publish: int = 32  # updates between two versions of the actors' weights: a multiple of these
+    publish: int = 32
     capacity: int = 200_000  # --capacity
-
-    def epsilon(self, steps: int, envs: int) -> Any:
-        """Return epsilon of each env: 1 at first, at last between ``epsilons``."""
-        return np.maximum(np.geomspace(*self.epsilons, envs), 1 - steps / self.exploring)
+    returns: tuple[float, float] = (-10.0, 10.0)  # [6]
+    clip: bool = False  # whether to learn from rewards clipped to -1 .. 1, as [1]
 
 
 ATARI = Settings(
@@ -106,7 +83,7 @@ SMALL = Settings(
     every=2,  # [5]: 1
     most=8,
     epsilons=(0.01, 0.1),  # [5]: 0.1
-    clip=False,
+    returns=(0.0, 20.0),  # of Breakout, whose later points are discounted
 )
 SOLVED = {"ALE/Pong-v5": 18.0}  # mean returns to stop at, without --until: [2]
 
@@ -162,39 +139,42 @@ def maker_of(env: str) -> MakeEnv:
 # -- the network, and how actors use it ------------------------------------------------------------
 
 
-class Network(nn.Module):
+class Network(dqn.RainbowNet):
     """A network for the values of all actions, from images: those of DQN, or of MinAtar if small.
 
     Args:
         images: The space of observations: frames, height and width, or height, width and channels.
         actions: The number of actions.
+        s: The hyperparameters; the width is that of the published network.
         is_stack: Whether images are stacks of frames.
         bfloat16: Whether all layers but the last work with numbers of 16 bits.
     """
 
     def __init__(
-        self, images: gym.spaces.Box, actions: int, *, is_stack: bool, bfloat16: bool = False
+        self,
+        images: gym.spaces.Box,
+        actions: int,
+        s: dqn.Settings,
+        *,
+        is_stack: bool,
+        bfloat16: bool = False,
     ) -> None:
-        super().__init__()
+        channels, *size = images.shape if is_stack else np.roll(images.shape, 1).tolist()
+        is_large = min(size) >= 36
+        before = [*(large_images if is_large else small_images)(channels), nn.Flatten()]
+        with torch.no_grad():
+            count = nn.Sequential(*before)(torch.zeros(1, channels, *size)).shape[1]
+        super().__init__(count, actions, replace(s, width=512 if is_large else 128), before)
         self.is_stack, self.bfloat16 = is_stack, bfloat16
         self.scale = 1 / 255 if images.dtype == np.uint8 else 1.0
-        channels, *size = images.shape if is_stack else np.roll(images.shape, 1).tolist()
-        self.body = nn.Sequential(
-            *(large_images if min(size) >= 36 else small_images)(channels), nn.Flatten()
-        )
-        with torch.no_grad():
-            count = self.body(torch.zeros(1, channels, *size)).shape[1]
-        hidden = 512 if min(size) >= 36 else 128
-        self.body.extend([nn.Linear(count, hidden), nn.ReLU()])
-        self.head = nn.Linear(hidden, actions)
         self.to(memory_format=torch.channels_last)  # a quarter more updates per second
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def features(self, images: torch.Tensor) -> torch.Tensor:
         images = images if self.is_stack else images.permute(0, 3, 1, 2)
         images = images.to(torch.float32, memory_format=torch.channels_last) * self.scale
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
             found = self.body(images)
-        return self.head(found.float())
+        return found.float()
 
 
 def large_images(channels: int) -> list[nn.Module]:
@@ -221,7 +201,7 @@ class EpsilonGreedy(nn.Module):
     def forward(self, images: torch.Tensor, epsilon: Any = 0.001) -> torch.Tensor:
         """Return actions; ``epsilon`` is that of Rainbow's evaluation: no game waits forever."""
         count = len(images)
-        actions = torch.randint(self.net.head.out_features, (count,))
+        actions = torch.randint(self.net.advantages.out_features // self.net.atoms, (count,))
         greedy = torch.rand(count) >= torch.as_tensor(epsilon)
         if greedy.any():  # the network is not called for those that explore
             actions[greedy] = self.net(images[greedy]).argmax(-1)
@@ -231,157 +211,47 @@ class EpsilonGreedy(nn.Module):
 # -- training --------------------------------------------------------------------------------------
 
 
-class Learner:
-    """Double DQN: a network, its target network, an optimizer and a replay buffer."""
+class Learner(dqn.Learner):
+    """DQN's learner from images: each frame of a stack is stored once, rewards may be clipped."""
 
-    def __init__(self, net: Network, settings: Settings) -> None:
-        self.net, self.target = net, copy.deepcopy(net)
-        self.device = next(net.parameters()).device
-        self.optimizer = torch.optim.Adam(net.parameters(), settings.rate, fused=True)
-        self.settings = settings
-        self.replay: pysampler.ReplayBuffer | None = None
-        self.steps = self.updates = 0
+    def policy(self) -> EpsilonGreedy:
+        return EpsilonGreedy(copy.deepcopy(self.net).cpu())
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        """What has a state of its own."""
-        return {"net": self.net, "target": self.target, "optimizer": self.optimizer}
+    def greedy(self) -> EpsilonGreedy:
+        self.net.eval()  # without noise
+        return EpsilonGreedy(self.net.cpu())
 
-    def remember(self, like: dict[str, Any], seed: int) -> None:
-        """Make the replay buffer, where each frame of a stack is stored once."""
-        s = self.settings
-        stacks = ["observations"] if self.net.is_stack else []
-        self.replay = pysampler.ReplayBuffer(
-            s.capacity, like, n_step=s.n_step, gamma=s.gamma, stacks=stacks, seed=seed
-        )
+    def published(self) -> EpsilonGreedy:
+        return EpsilonGreedy(self.net)
 
     def add(self, records: pysampler.Records) -> None:
         """Add what actors recorded; the returns in the records stay those of the game."""
         if self.settings.clip:
             np.clip(records.rewards, -1, 1, out=records.rewards)
-        self.replay.extend(records)
-        self.steps += len(records)
-
-    def learn(self) -> None:
-        """Do some updates, and copy the network to the target network when that is due."""
-        for _ in range(self.settings.updates):
-            self.update()
-            if self.updates % self.settings.target == 0:
-                self.target.load_state_dict(self.net.state_dict())
-
-    def update(self) -> None:
-        drawn = self.replay.sample(self.settings.batch)
-        batch = drawn.torch(None if self.device.type == "cpu" else self.device)
-        values = self.net(batch.fields["observations"])
-        value = values.gather(1, batch.fields["actions"][:, None])[:, 0]
-        loss = nn.functional.smooth_l1_loss(value, self.goals(batch))
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
-        self.optimizer.step()
-        self.updates += 1
-
-    @torch.no_grad()
-    def goals(self, batch: pysampler.Batch) -> torch.Tensor:
-        """Return what the values should be. After the end of a game ``discounts`` are 0."""
-        after = batch.next_fields["next_observations"]
-        best = self.net(after).argmax(-1, keepdim=True)
-        return batch.rewards + batch.discounts * self.target(after).gather(1, best)[:, 0]
+        super().add(records)
 
 
-class Actors:
-    """Actors in workers. They wait only if they get too far ahead, the learner if behind."""
-
-    def __init__(self, make_env: MakeEnv, learner: Learner, options: Any) -> None:
-        self.count = max(1, options.actors) * options.envs_per_actor
-        self.settings = s = learner.settings
-        self.actors = pysampler.Actors(
-            make_env,
-            EpsilonGreedy(copy.deepcopy(learner.net).cpu()),
-            num_envs=self.count,
-            num_workers=options.actors,
-            high=2 * s.most * s.updates,
-            settings={"epsilon": s.epsilon(learner.steps, self.count)},
-            seed=options.seed,
-        )
-        self.like = self.actors.like
-        self.adding = 0.0  # seconds
-
-    def sample(self, learner: Learner) -> tuple[int, Any]:
-        """Add new steps to the replay buffer; return how many, and returns of ended episodes."""
-        s = self.settings
-        records = self.actors.take(s.updates * s.most, min_records=s.updates * s.every)
-        began = time.perf_counter()
-        learner.add(records)
-        self.adding += time.perf_counter() - began
-        self.actors.settings["epsilon"][:] = s.epsilon(learner.steps, self.count)
-        return len(records), records.ended
-
-    def publish(self, learner: Learner) -> None:
-        self.actors.publish(EpsilonGreedy(learner.net))
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        return learner_seconds(self.actors.stats(), self.adding)
-
-    def close(self) -> None:
-        self.actors.close()
-
-
-def train(source: Actors, learner: Learner) -> Iterator[tuple[int, Any]]:
-    """Train forever; yield how many steps were sampled, and returns of ended episodes."""
-    s = learner.settings
-    while True:
-        steps, returns = source.sample(learner)
-        if len(learner.replay) >= min(s.warmup, s.capacity):
-            learner.learn()
-            if learner.updates % s.publish == 0:
-                source.publish(learner)
-        yield steps, returns
-
-
-def learn(options: argparse.Namespace, run: Run) -> None:
-    """Sample and learn until the run is over."""
-    make_env, net = made_of(options)
-    settings = replace(ATARI if make_env.is_atari else SMALL, capacity=options.capacity)
-    learner = Learner(net, settings)
-    if found := run.restore(**learner.parts):
-        learner.updates, learner.steps = found["updates"], run.steps
-        learner.replay = found.get("replay")
-    with contextlib.closing(Actors(make_env, learner, options)) as source:
-        if learner.replay is None:
-            learner.remember(source.like, options.seed)
-        run.start(net, lambda: EpsilonGreedy(net.cpu()), make_env)
-        for steps, returns in train(source, learner):
-            run.advance(
-                steps,
-                returns,
-                spent=source.seconds,
-                updates=learner.updates,
-                replay=len(learner.replay),
-            )
-            kept = {"replay": learner.replay} if options.checkpoint_replay else {}
-            run.checkpoint(**learner.parts, **kept, updates=learner.updates)
-            if run.over:
-                return
-
-
-def made_of(options: argparse.Namespace) -> tuple[MakeEnv, Network]:
-    """Return what makes envs, and a network; exit with a message if it cannot learn the env."""
-    make_env = maker_of(options.env)
+def learner_of(options: argparse.Namespace, make_env: MakeEnv) -> Learner:
+    """Return the learner; exit with a message if it cannot learn the env."""
     images, actions = spaces_of(make_env, "discrete", observations=3)
     if min(images.shape[1:] if make_env.is_atari else images.shape[:2]) < 3:
         sys.exit(f"cannot learn {options.env}: images {images.shape}, expected at least 3 x 3 x 1")
-    net = Network(images, int(actions.n), is_stack=make_env.is_atari, bfloat16=options.bfloat16)
-    return make_env, net.to(options.device)
+    settings = replace(ATARI if make_env.is_atari else SMALL, capacity=options.capacity)
+    s = dqn.with_parts(settings, options)
+    kind = {"is_stack": make_env.is_atari, "bfloat16": options.bfloat16}
+    net = Network(images, int(actions.n), s, **kind).to(options.device)
+    seen = np.zeros(images.shape, images.dtype)
+    like = {"observations": seen, "next_observations": seen}
+    like["actions"] = np.zeros((), actions.dtype)
+    learner = Learner(net, like, s, options.seed, stacks=["observations"] * make_env.is_atari)
+    learner.keeps_replay = options.checkpoint_replay
+    return learner
 
 
 def main() -> None:
     made = parser(__doc__, "ALE/Pong-v5", steps=2_000_000, until=None)
-    made.add_argument(
-        "--actors", type=at_least(0), default=2, help="worker processes; 0: act in this process"
-    )
-    made.add_argument("--envs-per-actor", type=at_least(1), default=8)
+    dqn.add_actors(made, 2)
+    dqn.add_parts(made)
     text = "steps in the replay buffer; 7.6 GB for each million of stacked 84 x 84; default: 200000"
     made.add_argument("--capacity", type=at_least(1), default=200_000, help=text)
     text = "save the replay buffer in checkpoints too, which may take seconds and gigabytes"
@@ -397,12 +267,8 @@ def main() -> None:
     torch.set_flush_denormal(True)
     if options.until is None:
         options.until = SOLVED.get(options.env)
-    if options.play:
-        make_env, net = made_of(options)
-        load(net, options.play)
-        play(options, EpsilonGreedy(net.cpu()), make_env)
-        return
-    run(learn, Run(options))
+    make_env = maker_of(options.env)
+    dqn.run_or_play(options, learner_of(options, make_env), make_env)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ class Settings(dqn.Settings):
     length: int = 16  # steps of a sequence that are learned from
     rate: float = 1e-3
     updates: int = 8
+    publish: int = 8
     every: int = 4
     most: int = 8
     target: int = 100
@@ -163,7 +164,6 @@ def main() -> None:
     made = parser(__doc__, "MaskedCartPole-v1", steps=500_000, until=475.0)
     dqn.add_actors(made)
     made.add_argument("--forgetful", action="store_true", help="always act with an empty memory")
-    made.set_defaults(one_process=False)
     add_play(made)
     options = parse(made)
     dqn.run_or_play(options, learner_of(options))

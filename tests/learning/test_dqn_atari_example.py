@@ -102,12 +102,11 @@ def quick_settings(dqn, monkeypatch):
 def learner_of(dqn, **changes):
     """Return a learner of stacks of four frames."""
     space = stacked_noise().observation_space
-    net = dqn.Network(space, 3, is_stack=True)
-    learner = dqn.Learner(net, replace(dqn.ATARI, capacity=300, **changes))
+    settings = replace(dqn.ATARI, capacity=300, **changes)
+    net = dqn.Network(space, 3, settings, is_stack=True)
     one = np.zeros(space.shape, space.dtype)
     like = {"observations": one, "next_observations": one, "actions": np.zeros((), np.int64)}
-    learner.remember(like, seed=3)
-    return learner, like
+    return dqn.Learner(net, like, settings, 3, stacks=["observations"]), like
 
 
 def test_batches_equal_a_plain_buffer_with_clipped_rewards(dqn):
@@ -142,7 +141,6 @@ def test_batches_equal_a_plain_buffer_with_clipped_rewards(dqn):
             np.testing.assert_array_equal(drawn.discounts, expected.discounts)
     assert returns == {20 * 23.0 - 2 * 210.0}  # the env's rewards, not clipped
     assert drawn.fields["observations"].dtype == np.uint8
-    assert learner.steps == 800
     # Frames are as small as their indices here, and each record also stores its oldest index.
     assert learner.replay.nbytes < plain.nbytes * 0.55
 
@@ -150,7 +148,7 @@ def test_batches_equal_a_plain_buffer_with_clipped_rewards(dqn):
 def test_goals_bootstrap_at_truncation_but_not_at_termination(dqn):
     learner, _ = learner_of(dqn, n_step=2, gamma=0.5)
     with torch.no_grad():  # the target is another network
-        learner.target.head.bias += torch.tensor([1.0, 2.0, 3.0])
+        learner.target.advantages.bias += torch.tensor([1.0, 2.0, 3.0])
     images = np.random.default_rng(1).integers(0, 256, (6, 4, 6, 5), dtype=np.uint8)
     learner.replay.add(
         {"observations": images, "next_observations": images[::-1], "actions": np.zeros(6, int)},
@@ -197,22 +195,22 @@ def test_the_target_network_is_copied_every_few_updates(dqn):
     images = np.zeros((6, 4, 6, 5), np.uint8)
     fields = {"observations": images, "next_observations": images, "actions": np.zeros(6, int)}
     add_alone(learner.replay, fields)
-    first = learner.net.head.bias.tolist()
+    first = learner.net.advantages.bias.tolist()
     for updates in range(4, 41, 4):
-        before = learner.target.head.bias.tolist()
+        before = learner.target.advantages.bias.tolist()
         learner.learn()
         assert learner.updates == updates
-        changed = learner.target.head.bias.tolist() != before
+        changed = learner.target.advantages.bias.tolist() != before
         assert changed == (updates % 20 in {0, 12})
-    assert learner.target.head.bias.tolist() == learner.net.head.bias.tolist() != first
+    assert learner.target.advantages.bias.tolist() == learner.net.advantages.bias.tolist() != first
 
 
 def test_epsilon_is_the_share_of_random_actions(dqn):
-    net = dqn.Network(stacked_noise().observation_space, 3, is_stack=True)
+    net = dqn.Network(stacked_noise().observation_space, 3, dqn.SMALL, is_stack=True)
     policy = dqn.EpsilonGreedy(net)
     images = torch.randint(0, 256, (300, 4, 6, 5), dtype=torch.uint8)
     with torch.no_grad():
-        net.head.weight *= 10  # so that no single action is the best for all images
+        net.advantages.weight *= 10  # so that no single action is the best for all images
         best = net(images).argmax(1)
         assert len(best.unique()) > 1
         assert torch.equal(policy(images, torch.zeros(300)), best)
@@ -226,9 +224,9 @@ def test_epsilon_is_the_share_of_random_actions(dqn):
 
 def test_the_network_scales_bytes_and_accepts_either_channel_order(dqn):
     box = gym.spaces.Box
-    net = dqn.Network(box(0, 255, (4, 6, 5), np.uint8), 3, is_stack=True)
-    channels_last = dqn.Network(box(0, 255, (6, 5, 4), np.uint8), 3, is_stack=False)
-    of_parts = dqn.Network(box(0, 1, (4, 6, 5), np.float32), 3, is_stack=True)
+    net = dqn.Network(box(0, 255, (4, 6, 5), np.uint8), 3, dqn.SMALL, is_stack=True)
+    channels_last = dqn.Network(box(0, 255, (6, 5, 4), np.uint8), 3, dqn.SMALL, is_stack=False)
+    of_parts = dqn.Network(box(0, 1, (4, 6, 5), np.float32), 3, dqn.SMALL, is_stack=True)
     for other in (channels_last, of_parts):
         other.load_state_dict(net.state_dict())
     images = torch.randint(0, 256, (10, 4, 6, 5), dtype=torch.uint8)
@@ -244,9 +242,9 @@ def test_the_network_scales_bytes_and_accepts_either_channel_order(dqn):
 
 
 def test_84_x_84_images_use_the_dqn_network(dqn):
-    net = dqn.Network(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), 6, is_stack=True)
+    net = dqn.Network(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), 6, dqn.SMALL, is_stack=True)
     assert sum(p.numel() for p in net.parameters()) == 1_687_206
-    small = dqn.Network(gym.spaces.Box(0, 1, (10, 10, 4), bool), 3, is_stack=False)
+    small = dqn.Network(gym.spaces.Box(0, 1, (10, 10, 4), bool), 3, dqn.SMALL, is_stack=False)
     assert sum(p.numel() for p in small.parameters()) == 592 + 131_200 + 387
 
 
