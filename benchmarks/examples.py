@@ -1,11 +1,12 @@
 """Run the examples to their end, with several seeds each: what they reach, and how long that takes.
 
     python benchmarks/examples.py --out benchmarks/results
-    python benchmarks/examples.py --only sac --seeds 5
+    python benchmarks/examples.py --only 'sac|dqn' --seeds 5
 
 Each run is a process of its own, one after the other. Its result and its log are kept in a folder
 (build/examples), and a run that is there already is not repeated: what was stopped goes on where it
-was.
+was. Examples that ``--only``, a regular expression, leaves out stay as the newest results in
+``--out`` have them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -23,8 +25,9 @@ from typing import Any
 
 import curves
 from curves import EXAMPLES
-from running import machine, parse, run, say, spread, table, write
+from running import Options, machine, parse, run, say, spread, table, write
 
+MACHINE = "{processor}, {cpus} CPUs, Linux {kernel}, Python {python}"
 RUNS = EXAMPLES.parent / "build" / "examples"
 
 
@@ -51,6 +54,9 @@ class Training:
         return "-".join(words.split())
 
 
+PIXELS = "MinAtar/Breakout-v1"
+RAINBOW = ["", "--prioritised", "--dueling", "--categorical", "--noisy"]
+RAINBOW += [" ".join(RAINBOW[1:])]
 TRAININGS = [
     Training("ppo", "CartPole-v1", random=22),
     Training("ppo", "CartPole-v1", "--a2c", random=22),
@@ -73,6 +79,10 @@ TRAININGS = [
     Training("maml", "Navigation2D-v0", number="gap", unit="iterations"),
     Training("maml", "HalfCheetahDir-v5", "--iterations 60", number="gap", unit="iterations"),
     Training("dqn_atari", "MinAtar/Breakout-v1", "--actors 1 --steps 500000", random=0.5),
+    *(
+        Training("dqn_atari", PIXELS, f"--actors 1 --steps 150000 {parts}".strip(), random=0.5)
+        for parts in RAINBOW
+    ),
     Training("dqn_atari", "ALE/Pong-v5", "--actors 1 --bfloat16 --steps 600000", -20.7, seeds=1),
 ]
 
@@ -105,9 +115,11 @@ def trained(training: Training, seed: int, *, only_kept: bool) -> dict[str, Any]
 
 
 def report(results: dict[str, Any]) -> str:
-    m, rows = results["machine"], []
+    rows, machines = [], {}
     for one in results["trainings"]:
         runs = one["runs"]
+        dates = sorted({run["machine"]["date"] for run in runs})
+        machines |= {MACHINE.format_map(run["machine"]): None for run in runs}
         reached = [run[one["number"]] for run in runs]
         rows.append(
             [
@@ -117,16 +129,15 @@ def report(results: dict[str, Any]) -> str:
                 spread(reached, 1),
                 f"{statistics.median(run[one['unit']] for run in runs):,.0f} {one['unit']}",
                 spread([run["seconds"] for run in runs], 0),
+                ", ".join(dates),
             ]
         )
     loads = [run["load"] for one in results["trainings"] for run in one["runs"]]
-    header = ["example", "env", "seeds", "what", "untrained", "reached", "after", "seconds"]
+    header = ["example", "env", "seeds", "what", "untrained", "reached", "after", "seconds", "date"]
     return "\n".join(
         [
-            (
-                f"# What the examples learn, measured {m['date']}\n\n{m['processor']}, {m['cpus']} "
-                f"CPUs{', virtual' * m['virtual']}, Linux {m['kernel']}, Python {m['python']}.\n"
-            ),
+            f"# What the examples learn, measured {results['machine']['date']}\n",
+            f"{'; '.join(machines)}.\n",
             (
                 "Median [least, most] of the seeds 1 to n; those with a goal end when they reach "
                 "it. `sac.py` takes the mean of 20 episodes. The gap of `maml.py` is the mean "
@@ -155,30 +166,44 @@ def picture(results: dict[str, Any], stem: Path) -> None:
     curves.picture(stem, [panels[at : at + 3] for at in range(0, len(panels), 3)])
 
 
+def made_runs(training: Training, options: Options) -> list[dict[str, Any]]:
+    """Return the results of all seeds that do not fail."""
+    runs = []
+    for seed in range(1, (options.seeds or training.seeds) + 1):
+        began = time.perf_counter()
+        if (found := trained(training, seed, only_kept=options.kept)) is None:
+            continue
+        runs.append(found)
+        seconds = time.perf_counter() - began
+        reached = f"{training.number} {found[training.number]}, {seconds:.0f} s"
+        say(f"  {training.env}, {training.title}, seed {seed}: {reached}")
+    return runs
+
+
+def kept_results(out: Path | None) -> dict[tuple[str, str], Any]:
+    """Return what the newest results in a folder say of trainings, by title and env."""
+    files = sorted(out.glob("????-??-??-examples.json")) if out else []
+    trainings = json.loads(files[-1].read_text())["trainings"] if files else []
+    return {(one["title"], one["env"]): one for one in trainings}
+
+
 def main() -> None:
     options = parse(__doc__, {"only": "", "seeds": int, "kept": False})
     results: dict[str, Any] = {"machine": machine(), "trainings": []}
+    earlier = kept_results(options.out)
     for training in TRAININGS:
-        if options.only not in training.key:
-            continue
-        runs = []
-        for seed in range(1, (options.seeds or training.seeds) + 1):
-            began = time.perf_counter()
-            found = trained(training, seed, only_kept=options.kept)
-            if found is None:
-                continue
-            runs.append(found)
-            say(
-                f"  {training.env}, {training.title}, seed {seed}: "
-                f"{training.number} {found[training.number]}, {time.perf_counter() - began:.0f} s"
-            )
+        runs = made_runs(training, options) if re.search(options.only, training.key) else []
         if runs:
             fields = {name: getattr(training, name) for name in ("env", "title", "number")}
             fields |= {"unit": training.unit, "random": training.random, "runs": runs}
             results["trainings"].append(fields)
+        elif kept := earlier.get((training.title, training.env)):
+            results["trainings"].append(kept)
+    if not results["trainings"]:
+        sys.exit("no example has run")
     text = report(results)
     print(text)
-    if options.out and results["trainings"]:
+    if options.out:
         picture(results, write(options.out, "examples", results, text))
 
 
