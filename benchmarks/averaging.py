@@ -24,6 +24,7 @@ import curves
 import gymnasium as gym
 import numpy as np
 from curves import SECONDS, STEPS
+from envs import Shaped
 from running import Contender, Measure, Options, say, spread, study, table
 
 ALONE = "1 worker"
@@ -42,15 +43,18 @@ class Case:
     every: int = 4_000  # steps between two evaluations
     episodes: int = 50  # of an evaluation
     limit: int | None = None  # steps of an episode, if not the env's own
+    shaped: bool = False  # whether learners get rewards for energy
     settings: dict[str, Any] = field(default_factory=dict)  # where they differ from the example's
 
 
+# In episodes of 200 steps, its default, DQN hardly ever gets to the top.
+HILL = Case(
+    "MountainCar-v0", 120_000, -120.0, limit=1_000, settings={"n_step": 3, "exploring": 2_000}
+)
 CASES = {
     "CartPole-v1": Case("CartPole-v1", 80_000, 475.0),
-    # In episodes of 200 steps, its default, DQN hardly ever gets to the top.
-    "MountainCar-v0": Case(
-        "MountainCar-v0", 120_000, -120.0, limit=1_000, settings={"n_step": 3, "exploring": 2_000}
-    ),
+    "MountainCar-v0": HILL,
+    "MountainCar-v0, shaped": replace(HILL, shaped=True),
 }
 
 
@@ -91,13 +95,16 @@ def training(case: Case, workers: int, seed: int, least: float) -> dict[str, Any
     s = dqn_average.Settings(**case.settings)
     # Together workers explore for as many steps as one alone.
     s = replace(s, warmup=s.warmup // workers, exploring=s.exploring // workers)
-    spec = gym.make(case.env, max_episode_steps=case.limit).spec
+    env = gym.make(case.env, max_episode_steps=case.limit)
+    spec, learned = env.spec, (Shaped(env) if case.shaped else env).spec
     steps, seconds, waited = 0, 0.0, 0.0
     curve: list[tuple[int, float, float]] = []
     distances: list[tuple[int, float]] = []
     with (
         contextlib.closing(pysampler.make_vec(spec, min(case.episodes, 20))) as envs,
-        pysampler.Averaging(functools.partial(learner, spec, s), workers, seed=seed) as averaging,
+        pysampler.Averaging(
+            functools.partial(learner, learned, s), workers, seed=seed
+        ) as averaging,
     ):
         net = dqn_average.Net(envs.single_observation_space, envs.single_action_space, s.width)
         while steps < case.steps or seconds < least:
@@ -176,6 +183,10 @@ def row_of(name: str, runs: list[dict[str, Any]], case: dict[str, Any]) -> list[
     ]
 
 
+def title_of(case: dict[str, Any]) -> str:
+    return f"{case['env']}{', shaped' * case['shaped']}"
+
+
 def report(results: dict[str, Any]) -> list[str]:
     parts = [
         (
@@ -196,9 +207,10 @@ def report(results: dict[str, Any]) -> list[str]:
     pairs = [(name, ALONE) for name in NAMES.values() if name != ALONE]
     for case in results["cases"]:
         episodes = f"Episodes of at most {case['limit']:,} steps. " if case["limit"] else ""
+        episodes += "Learners also get rewards for energy. " if case["shaped"] else ""
         changed = ", ".join(f"{name} {value}" for name, value in case["settings"].items())
         parts.append(
-            f"## {case['env']}, {case['steps']:,} steps\n\n{episodes}"
+            f"## {title_of(case)}, {case['steps']:,} steps\n\n{episodes}"
             f"Goal {case['goal']:g}, an average after {case['between']} steps of each worker, an "
             f"evaluation of {case['episodes']} episodes after {case['every']:,} steps of all. "
             f"Hyperparameters of the example{f', but {changed}' * bool(changed)}.\n\n"
@@ -213,7 +225,7 @@ def picture(results: dict[str, Any], stem: Path) -> None:
     """Draw returns over steps and over seconds, and distances."""
     rows = []
     for case in results["cases"]:
-        env = case["env"]
+        env = title_of(case)
         apart = {n: [run["distances"] for run in runs] for n, runs in case["runs"].items()}
         distances = {"title": env, "x": "steps", "y": "distance", "curves": apart}
         rows.append([*curves.panels(env, case), distances])

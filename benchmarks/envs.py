@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,34 @@ class Busy(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         spin(self._random.exponential(self._us) if self._exponential else self._us)
         return self._observation, 1.0, False, False, {}
+
+
+class Shaped(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """MountainCar with rewards for energy, which do not change what the best policy is.
+
+    A step adds the energy after it, less by ``gamma``, and takes that before; an end has none (Ng,
+    Harada and Russell 1999). A car that stands at the lowest point has none either.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], gamma: float = 0.99, scale: float = 3_000.0) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, gamma=gamma, scale=scale)
+        super().__init__(env)
+        self._gamma, self._scale, self._had = gamma, scale, 0.0
+
+    def _energy(self, seen: Any) -> float:
+        position, speed = map(float, seen)
+        height = (1 + math.sin(3 * position)) / 3
+        return self._scale * (0.0025 * height + speed**2 / 2)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        seen, info = self.env.reset(**options)
+        self._had = self._energy(seen)
+        return seen, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        had, self._had = self._had, 0.0 if terminated else self._energy(seen)
+        return seen, float(reward) + self._gamma * self._had - had, terminated, truncated, info
 
 
 class Skewed(gym.Env[Any, Any]):
