@@ -120,9 +120,10 @@ class Recovery:
         # By worker: the time of each loss, by time.monotonic(), and its error.
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
         self._late: set[int] = set()  # pids of workers that were killed because an env was late
-        # By worker: how many losses in a row had one command, the job that was sent again, and the
-        # time that counts as the beginning of its replacement's work until that has made its envs.
-        self._repeats: dict[int, tuple[int, Job | None, int]] = {}
+        # By worker: how many losses in a row had one command, how many steps its envs had made at
+        # the last one, the job that was sent again, and the time that counts as the beginning of
+        # its replacement's work until that has made its envs.
+        self._repeats: dict[int, tuple[int, int, Job | None, int]] = {}
         self._timed: frozenset[int] | None = None  # the envs that may be late; None: all
         # Workers that are not replaced yet, by index.
         self.replacing: dict[int, WorkerLostError | _Renewal] = {}
@@ -345,15 +346,14 @@ class Recovery:
             raise
         new = processes.children[index].pid
         self._links.watch_worker(index, new)
-        over = self._ended(self._assignments[index].envs)
-        self._commands.resend(index, str(cause), () if over is None else over)
+        self._commands.resend(index, str(cause), self._ended(self._assignments[index].envs) or ())
         if renewal is not None:
             del self.replacing[index]
             old = f"worker {index} (pid {renewal.pid})"
             _log.info("pysampler: %s renewed %s: pid %s", old, renewal.why, new)
             return
         job = next(iter(self._pending_jobs(index)), None)
-        self._repeats[index] = self._repeats[index][0], job, start
+        self._repeats[index] = *self._repeats[index][:2], job, start
         del self.replacing[index]
         _log.warning("pysampler: %s; another worker takes its place", cause)
 
@@ -383,11 +383,14 @@ class Recovery:
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
         self._links.gauges.restarts[index] = len(losses)
-        count, last, start = self._repeats.get(index, (0, None, -1))
-        again = self._links.counters.workers["since"][index] == start  # lost while being made
-        again = again or any(job is last for job in self._pending_jobs(index))
-        count = 1 + count * bool(again)
-        self._repeats[index] = count, last, start
+        count, made, last, start = self._repeats.get(index, (0, 0, None, -1))
+        counters = self._links.counters
+        steps = int(counters.envs["steps"]["count"][self._assignments[index].envs].sum())
+        # A job that went on by a step is not repeated; the envs of a worker that is lost while it
+        # makes them are.
+        again = steps == made and any(job is last for job in self._pending_jobs(index))
+        count = 1 + count * bool(again or counters.workers["since"][index] == start)
+        self._repeats[index] = count, steps, last, start
         recent: list[tuple[float, WorkerLostError]] = []
         # The time of late envs does not count: an env that always is would outlast any window.
         hung = 0.0

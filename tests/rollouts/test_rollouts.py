@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import warnings
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Counting, Gated, Scripted, gate_in, policy, slow_rollout
+from small_envs import Small
 
 import pysampler
 from pysampler._rollouts.cuda import _copy_events
@@ -563,3 +565,16 @@ def test_auto_counts_steps_that_bring_the_end_of_a_rollout_nearer(monkeypatch, a
     with envs, pysampler.Rollouts(envs, policy, HORIZON, min_envs=2) as rollouts:
         next(rollouts)
         assert envs.stats().batches is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:pysampler")
+def test_losses_that_are_steps_apart_do_not_repeat_one_rollout():
+    make = functools.partial(Small, 3, before=lambda env: env.life == 30 and os._exit(3))
+    options = {"on_worker_loss": "restart", "max_restarts": 1, "restart_window": 1e-6}
+    with (
+        pysampler.VectorEnv([make], num_workers=1, **options) as envs,
+        pysampler.Rollouts(envs, lambda seen: seen, 200, policy_in="workers") as rollouts,
+    ):
+        assert next(rollouts).valid.sum() > 100
+        assert envs.stats().losses.sum() > 3
