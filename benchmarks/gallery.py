@@ -48,37 +48,69 @@ FRAME = 0.05  # seconds of a step of HalfCheetah
 
 @dataclass
 class Curve:
-    """A training of benchmarks/examples.py: its file here, and its entry in the results."""
+    """Trainings of benchmarks/examples.py in one picture: its file here, and what it shows.
+
+    ``runs`` are their entries in the results, with their names in the picture if there are many.
+    """
 
     name: str
     title: str
     env: str
-    run: str
+    runs: dict[str, str]
 
     @property
     def command(self) -> str:
-        script, *arguments = self.run.split()
+        script, *arguments = next(iter(self.runs)).split()
         return " ".join(["python", f"examples/{script}", "--env", self.env, *arguments])
 
-    def training(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the newest results of the training, and the machine."""
+    def trainings(self) -> dict[str, dict[str, Any]]:
+        """Return the newest results of the trainings by their names in the picture."""
         _, results = newest("examples")
-        for one in results["trainings"]:
-            if (one["env"], one["title"]) == (self.env, self.run):
-                return one, results["machine"]
-        raise ValueError(f"{self.run} of {self.env} is not in the newest results of examples.py")
+        of_env = {one["title"]: one for one in results["trainings"] if one["env"] == self.env}
+        if missing := self.runs.keys() - of_env.keys():
+            raise ValueError(f"{missing} of {self.env} is not in the newest results of examples.py")
+        return {name: of_env[title] for title, name in self.runs.items()}
 
 
+PIXELS = "dqn_atari.py --actors 1 --steps 150000"
+PARTS = {"prioritised": "prioritised", "dueling": "dueling", "categorical": "distributions"}
+PARTS |= {"noisy": "noisy", "prioritised --dueling --categorical --noisy": "all"}
 CURVES = [
-    Curve("ppo", "PPO learns to run", "HalfCheetah-v5", "ppo.py --steps 1000000"),
+    Curve("ppo", "PPO learns to run", "HalfCheetah-v5", {"ppo.py --steps 1000000": ""}),
+    Curve(
+        *("few", "Three learners balance a pole", "CartPole-v1"),
+        {"ppo.py": "PPO", "ppo.py --a2c": "A2C", "impala.py": "IMPALA"},
+    ),
+    Curve(
+        *("lstm", "PPO balances a pole without its speed", "MaskedCartPole-v1"),
+        {"ppo.py --lstm": "with an LSTM", "ppo.py": "without"},
+    ),
+    Curve(
+        *("r2d1", "R2D1 balances a pole without its speed", "MaskedCartPole-v1"),
+        {
+            "r2d1.py --actors 1": "with a memory",
+            "r2d1.py --actors 1 --forgetful --steps 150000": "with an empty one",
+        },
+    ),
     Curve(
         *("dqn", "DQN learns Breakout from pixels", "MinAtar/Breakout-v1"),
-        "dqn_atari.py --actors 1 --steps 500000",
+        {"dqn_atari.py --actors 1 --steps 500000": ""},
     ),
-    Curve("sac", "SAC swings a pendulum up", "Pendulum-v1", "sac.py --steps 15000"),
-    Curve("maml", "MAML learns to adapt", "Navigation2D-v0", "maml.py"),
-    Curve("dppo", "DPPO swings a pendulum up", "Pendulum-v1", "dppo.py"),
+    Curve(
+        *("rainbow", "Rainbow's parts, one by one", "MinAtar/Breakout-v1"),
+        {PIXELS: "none", **{f"{PIXELS} --{part}": name for part, name in PARTS.items()}},
+    ),
+    Curve(
+        *("sac", "SAC, TD3 and DDPG swing a pendulum up", "Pendulum-v1"),
+        {
+            f"sac.py{way} --steps 15000": way[3:].upper() or "SAC"
+            for way in ("", " --td3", " --ddpg")
+        },
+    ),
+    Curve("maml", "MAML learns to adapt", "Navigation2D-v0", {"maml.py": ""}),
+    Curve("dppo", "DPPO swings a pendulum up", "Pendulum-v1", {"dppo.py": ""}),
 ]
+LINES = ["ours", "blue", "cpp", "bad", "peer", "ink"]  # colours of trainings
 
 
 class Plot(Svg):
@@ -148,21 +180,18 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 def learning_curve(curve: Curve, theme: str) -> str:
     """Draw the returns of all seeds, and that of a random policy."""
-    training, _ = curve.training()
-    ends = [(run[training["unit"]], run[training["number"]]) for run in training["runs"]]
-    runs = [
-        np.array([*run["curve"], *([end] if end[0] > run["curve"][-1][0] else [])])
-        for run, end in zip(training["runs"], ends, strict=True)
-    ]
-    random = training["random"]
-    values = np.concatenate([run[:, 1] for run in runs])
+    trainings = curve.trainings()
+    first = next(iter(trainings.values()))
+    lines = {name: [points(run, one) for run in one["runs"]] for name, one in trainings.items()}
+    everything = np.concatenate([run for runs in lines.values() for run in runs])
+    values, most = everything[:, 1], everything[:, 0].max()
+    random = first["random"]
     low, high = values.min(), values.max()
     if random is not None:
         low, high = min(low, random), max(high, random)
     room = 0.04 * (high - low)
-    most = max(run[-1, 0] for run in runs)
-    what = training["number"] if training["number"] == "return" else "return gained by adapting"
-    unit = "env steps" if training["unit"] == "steps" else training["unit"]
+    what = first["number"] if first["number"] == "return" else "return gained by adapting"
+    unit = "env steps" if first["unit"] == "steps" else first["unit"]
     plot = Plot(
         *((560, 240), theme, curve.title), *((0, most), (low - room, high + room), (unit, what))
     )
@@ -170,26 +199,40 @@ def learning_curve(curve: Curve, theme: str) -> str:
         plot.curve([(0, random), (most, random)], "soft", 1, dash="4 3")
         x, y = plot.at(most, random)
         plot.text(x, y - 5, "untrained", size=12, anchor="end", fill="soft")
-    for run in runs:
-        plot.curve(run, "ours")
+    x, below = plot.at(0, low)[0], 232
+    for (name, runs), colour in zip(lines.items(), LINES, strict=False):
+        for run in runs:
+            plot.curve(run, colour)
+        if name:
+            plot.text(x, below, name, size=12, fill=colour)
+        x += 7 * len(name) + 14
     return plot.done()
 
 
+def points(run: dict[str, Any], training: dict[str, Any]) -> npt.NDArray[Any]:
+    """Return the curve of a run, up to its end."""
+    end = run[training["unit"]], run[training["number"]]
+    return np.array([*run["curve"], *([end] if end[0] > run["curve"][-1][0] else [])])
+
+
 def seconds_of_training(curve: Curve) -> str:
-    """Return a sentence on what a training took and reached."""
-    training, about = curve.training()
-    runs = training["runs"]
-    seconds = sorted(run["seconds"] for run in runs)
-    reached = statistics.median(run[training["number"]] for run in runs)
-    count = statistics.median(run[training["unit"]] for run in runs)
-    took = f"{statistics.median(seconds):,.0f} s"
-    if len(runs) > 1:
-        took += f" ({seconds[0]:,.0f} to {seconds[-1]:,.0f} s with {len(runs)} seeds)"
-    number = "a return" if training["number"] == "return" else "a gain"
-    return (
-        f"Took {took} on {about['cpus']} CPUs: {count:,.0f} {training['unit']}, to {number} of "
-        f"{reached:,.0f}. Measured {about['date']}."
-    )
+    """Return sentences on what trainings took and reached."""
+    found = []
+    for name, training in curve.trainings().items():
+        runs, unit = training["runs"], training["unit"]
+        seconds = sorted(run["seconds"] for run in runs)
+        ends = sorted(run[training["number"]] for run in runs)
+        digits = int(abs(ends[-1]) < 10)
+        took, steps = statistics.median(seconds), statistics.median(run[unit] for run in runs)
+        number = "a return" if training["number"] == "return" else "a gain"
+        reached = f"to {number} of {statistics.median(ends):,.{digits}f}"
+        if len(runs) > 1:
+            reached += f" ({ends[0]:,.{digits}f} to {ends[-1]:,.{digits}f} with {len(runs)} seeds)"
+        head = f"*{name}*:" if name else "Took"
+        found.append(f"{head} {took:,.0f} s, {steps:,.0f} {unit}, {reached}.")
+    machines = [run["machine"] for one in curve.trainings().values() for run in one["runs"]]
+    date = max(machine["date"] for machine in machines)
+    return f"{' '.join(found)} Measured {date} on {machines[-1]['cpus']} CPUs."
 
 
 # -- HalfCheetahs ----------------------------------------------------------------------------------
