@@ -310,8 +310,8 @@ def report(results: dict[str, Any]) -> list[str]:
             "envs, acts for them with the same network, stores nothing and never waits for "
             "another. Where that is below twice rlpyt's speed, a sampler of envs in Python "
             "cannot be twice as fast. "
-            f"`{AUTO}`, the default, simulates envs in C++ (CartPoles if a worker steps at "
-            f"least 16 at a time). `{PICTURES}` costs little more than its 28 kB of pictures. "
+            f"`{AUTO}`, the default, simulates envs in C++. `{PICTURES}` costs little more than "
+            "its 28 kB of pictures. "
             "Ratios are medians [quartiles] of slices in turn.\n"
         ),
         running.table(header, rows),
