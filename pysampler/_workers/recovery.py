@@ -69,8 +69,7 @@ class Faults:
     @property
     def for_workers(self) -> bool:
         """Whether the user relies on what only worker processes give."""
-        timed = self.step_timeout is not None
-        return timed or self.recycles or self.on_worker_loss == "restart"
+        return self.step_timeout is not None or self.recycles or self.on_worker_loss == "restart"
 
 
 @dataclass(frozen=True)
@@ -120,10 +119,10 @@ class Recovery:
         # By worker: the time of each loss, by time.monotonic(), and its error.
         self.losses: list[list[tuple[float, WorkerLostError]]] = [[] for _ in assignments]
         self._late: set[int] = set()  # pids of workers that were killed because an env was late
-        # By worker: how many losses in a row had one command, how many steps its envs had made at
+        # By worker: how many losses in a row had one command, how many steps each env had made at
         # the last one, the job that was sent again, and the time that counts as the beginning of
         # its replacement's work until that has made its envs.
-        self._repeats: dict[int, tuple[int, int, Job | None, int]] = {}
+        self._repeats: dict[int, tuple[int, list[int], Job | None, int]] = {}
         self._timed: frozenset[int] | None = None  # the envs that may be late; None: all
         # Workers that are not replaced yet, by index.
         self.replacing: dict[int, WorkerLostError | _Renewal] = {}
@@ -383,13 +382,15 @@ class Recovery:
         if not losses or losses[-1][1].pid != error.pid:
             losses.append((at, error))
         self._links.gauges.restarts[index] = len(losses)
-        count, made, last, start = self._repeats.get(index, (0, 0, None, -1))
-        counters = self._links.counters
-        steps = int(counters.envs["steps"]["count"][self._assignments[index].envs].sum())
-        # A job that went on by a step is not repeated; the envs of a worker that is lost while it
-        # makes them are.
-        again = steps == made and any(job is last for job in self._pending_jobs(index))
-        count = 1 + count * bool(again or counters.workers["since"][index] == start)
+        steps = self._links.counters.envs["steps"]["count"].tolist()
+        count, made, last, start = self._repeats.get(index, (0, steps, None, -1))
+        # A job in which the lost env has made a step since is not repeated. Envs before it may make
+        # their steps anew each time.
+        envs = self._assignments[index].envs if error.env is None else [error.env]
+        stuck = all(steps[env] == made[env] for env in envs)
+        again = stuck and any(job is last for job in self._pending_jobs(index))
+        # Or it was lost while it made its envs.
+        count = 1 + count * bool(again or self._links.counters.workers["since"][index] == start)
         self._repeats[index] = count, steps, last, start
         recent: list[tuple[float, WorkerLostError]] = []
         # The time of late envs does not count: an env that always is would outlast any window.

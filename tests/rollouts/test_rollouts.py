@@ -21,6 +21,7 @@ import pysampler
 from pysampler._rollouts.cuda import _copy_events
 from pysampler._vector.tuner import BatchTuner
 from pysampler._vector.vector_env import core_of
+from pysampler.errors import WorkerLostError
 
 HORIZON = 5
 WAYS = [
@@ -578,3 +579,16 @@ def test_losses_that_are_steps_apart_do_not_repeat_one_rollout():
     ):
         assert next(rollouts).valid.sum() > 100
         assert envs.stats().losses.sum() > 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:pysampler")
+def test_steps_of_a_neighbour_do_not_hide_that_an_env_is_lost_again():
+    fns = [functools.partial(Small, 3), functools.partial(Small, 3, before=lambda _: os._exit(3))]
+    options = {"on_worker_loss": "restart", "max_restarts": 2, "restart_window": 1e-6}
+    with (
+        pysampler.VectorEnv(fns, num_workers=1, **options) as envs,
+        pysampler.Rollouts(envs, lambda seen: seen, 20, policy_in="workers") as rollouts,
+        pytest.raises(WorkerLostError, match="it was replaced before"),
+    ):
+        next(rollouts)
