@@ -202,7 +202,7 @@ class ReadyRunner(MainRunner):
         if at != base:
             self.policy.carry(at, base, rows)
             self.policy.carry(at + 1, base + 1, rows)
-            for leaf in self.policy.recorded.values():
+            for leaf in self.policy.extras.values():
                 leaf[base, rows] = leaf[at, rows]
             results = [
                 *(*frames.final_observations, *self.policy.actions),

@@ -5,6 +5,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
+from fork_server_in_tests import wait_until
 from small_envs import Small
 
 import pysampler
@@ -93,6 +94,40 @@ def test_partial_rollouts_pass_previous_rewards():
                     assert rollout.extras["reward"][t + 1, env] == 0
                 else:
                     assert rollout.extras["reward"][t + 1, env] == rollout.rewards[t, env]
+
+
+def test_a_partial_rollout_in_the_memory_of_the_last_one_has_previous_rewards(tmp_path):
+    """Env 0 makes one step of the first rollout, whose next is under way when that ends."""
+    second_step, third_step, go = (tmp_path / name for name in ("second", "third", "go"))
+
+    def slow(env):
+        if env.life == 1:
+            second_step.touch()
+            wait_until(go.exists)
+        elif env.life == 2:
+            third_step.touch()
+
+    def fast(env):
+        if env.life in {3, 7}:
+            wait_until((second_step if env.life == 3 else third_step).exists)
+
+    fns = [
+        functools.partial(Small, before=before, reward=lambda env, _: 10.0 * env.life)
+        for before in (slow, fast)
+    ]
+
+    def policy(observations, previous_rewards):
+        return np.zeros((len(observations), 1)), {"seen": previous_rewards.copy()}
+
+    options = {"num_workers": 2, "min_envs": 1, "allow_partial": True}
+    with pysampler.Rollouts(fns, policy, 4, **options) as rollouts:
+        first = next(rollouts)
+        lengths = first.lengths.tolist()
+        del first
+        go.touch()
+        second = next(rollouts)
+        assert lengths == [1, 4]
+        assert second.extras["previous_rewards"][0, 0] == second.extras["seen"][0, 0] == 10
 
 
 @pytest.mark.parametrize("steps", [None, 4])
