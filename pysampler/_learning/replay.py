@@ -561,6 +561,9 @@ class ReplayBuffer(Uncopyable):
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the buffer as arrays by name, for checkpoints. Large ones are views of it."""
         self._finish_adding()
+        count = len(self._ring)
+        # First, since this finishes an update that was interrupted.
+        arrays = {} if self._tree is None else {"priorities": self._tree.leaves[:count]}
         for name in self._names:
             dtype, _ = self._like[name]
             if stored_dtype(dtype) != dtype:
@@ -583,14 +586,11 @@ class ReplayBuffer(Uncopyable):
         }
         oldest = [_OLDEST + name for name in self._stores]
         fields = [one for name, one in self._ring.fields.items() if name not in oldest]
-        count = len(self._ring)
-        arrays = {str(i): one[:count] for i, one in enumerate(fields)}
+        arrays |= {str(i): one[:count] for i, one in enumerate(fields)}
         arrays["last"] = self._ring.newest
         for i, store in enumerate(self._stores.values()):
             arrays |= {f"{name} {i}": one for name, one in store.to_arrays().items()}
             arrays[f"oldest {i}"] = self._ring.fields[oldest[i]][:count]
-        if self._tree is not None:
-            arrays["priorities"] = self._tree.leaves[:count]
         arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
         return arrays
 

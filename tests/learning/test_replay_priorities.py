@@ -259,3 +259,10 @@ def test_a_replay_too_large_for_memory_raises_memory_error(tmp_path):
     rewritten(path, capacity=10**13)
     with pytest.raises(MemoryError):
         ReplayBuffer.load(path)
+
+
+def test_a_buffer_whose_update_was_interrupted_is_saved_with_it(tmp_path):
+    replay = prioritized(8, 4)
+    replay._tree._unfinished = np.arange(4), np.full(4, 5.0)  # as a signal leaves it
+    replay.save(tmp_path / "replay.npz")
+    assert leaves(ReplayBuffer.load(tmp_path / "replay.npz")) == [5.0] * 4
