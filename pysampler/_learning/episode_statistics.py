@@ -31,7 +31,8 @@ class EpisodeStatistics:
     episodes are left out: those that began before the first batch, in which a worker was lost, or
     whose records were dropped.
 
-    Or pass them to :func:`pysampler.evaluate`.
+    Of hosts on Ray pass the rollout of each: the envs of ``joined`` may be in another order each
+    time. Or pass the statistics to :func:`pysampler.evaluate`.
 
     Args:
         function: A function of an :class:`pysampler.Episode`, whose ``steps`` count from 0. It
@@ -75,7 +76,8 @@ class EpisodeStatistics:
         self._newest: deque[dict[str, float]] = deque(
             maxlen=whole_number("count episodes", "window", window, 1)
         )
-        self._open: dict[int, list[Episode]] = {}  # by env, the parts of its current episode
+        # By host and env, the parts of its current episode.
+        self._open: dict[tuple[int, int], list[Episode]] = {}
         self._numbers: dict[int, int] = {}  # by env, the number of its newest record
         self._run = 0  # of the newest rollout: parts of another run are not of its episodes
         self.count = 0
@@ -121,18 +123,18 @@ class EpisodeStatistics:
         lengths = None if isinstance(batch, Records) else _lengths_of(batch)
         if isinstance(batch, Rollout) and batch._run != self._run:
             self._open, self._run = {}, batch._run
+        host = 0 if isinstance(batch, Records) else getattr(batch, "host", 0)  # of pysampler.ray
         for part in batch.episodes():
-            before = self._open.pop(part.env, [])
+            before = self._open.pop((host, part.env), [])
             if part.begins:
                 before = []
             elif not before:
                 continue
             parts = [*before, self._kept(part)]
+            length = sum(map(len, parts))
             if not (part.terminated or part.truncated):
-                self._open[part.env] = parts
-            elif lengths is None or lengths.get((part.env, part.steps.stop)) == sum(
-                map(len, parts)
-            ):
+                self._open[host, part.env] = parts
+            elif lengths is None or lengths.get((part.env, part.steps.stop)) == length:
                 found.append(self._described(_joined(parts), like=[*self._newest, *found][-1:]))
 
     @property
@@ -158,7 +160,7 @@ class EpisodeStatistics:
             first, last = (int(records.rows["number"][row]) for row in (rows[0], rows[-1]))
             env = int(records.rows["env"][rows[0]])
             if self._numbers.get(env) != first - 1:
-                self._open.pop(env, None)
+                self._open.pop((0, env), None)
             self._numbers[env] = last
             yield records[rows]
 

@@ -19,6 +19,8 @@ from hosts_in_tests import (
     scripted,
 )
 
+import pysampler
+
 SECOND = 1_000_000_000
 
 
@@ -409,3 +411,15 @@ def test_copies_do_not_share_lengths(simulated):
         for later in some.take():
             assert not np.shares_memory(one.lengths, later.lengths)
             assert not np.shares_memory(joined.lengths, later.lengths)
+
+
+def test_episodes_of_each_host_are_joined_apart(simulated):
+    def seeds(episode):
+        return {"seeds": len({*episode.observations[:, 0]})}
+
+    statistics = pysampler.EpisodeStatistics(seeds, keep=["observations"])
+    with rollouts(horizon=5) as some:
+        for rollout in itertools.islice(some, 12):
+            statistics.add(rollout)
+    assert statistics.count > 8
+    assert statistics.means == {"seeds": 1}
