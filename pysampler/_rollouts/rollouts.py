@@ -309,8 +309,8 @@ class Rollouts(Sampler):
             if self._options.overlap:
                 try:
                     self._start(runner, 1)
-                except BusyError:  # the next call tries again
-                    pass
+                except BusyError:
+                    self._started = False  # the next call tries again
                 except Exception as error:  # for the next call: this rollout is complete
                     self._start_error = error
         except Exception:

@@ -19,9 +19,10 @@ from small_envs import Small
 
 import pysampler
 from pysampler._rollouts.cuda import _copy_events
+from pysampler._rollouts.worker_runner import WorkerRunner
 from pysampler._vector.tuner import BatchTuner
 from pysampler._vector.vector_env import core_of
-from pysampler.errors import WorkerLostError
+from pysampler.errors import BusyError, WorkerLostError
 
 HORIZON = 5
 WAYS = [
@@ -381,7 +382,7 @@ def test_sampling_waits_for_copies_to_a_gpu(overlap, monkeypatch):
         for _ in range(3):
             one = next(rollouts)
             waited_at.clear()
-            monkeypatch.setitem(_copy_events, one.memory.ctypes.data, Event())
+            monkeypatch.setitem(_copy_events, one.memory.ctypes.data, [Event()])
             begun = steps
         next(rollouts)
         assert waited_at == [begun] or overlap
@@ -592,3 +593,22 @@ def test_steps_of_a_neighbour_do_not_hide_that_an_env_is_lost_again():
         pytest.raises(WorkerLostError, match="it was replaced before"),
     ):
         next(rollouts)
+
+
+def test_a_start_that_another_threads_call_refuses_is_made_again(monkeypatch):
+    whole, refuses = WorkerRunner.start, []
+
+    def start(self, base):
+        if refuses.pop(0) if refuses else False:
+            raise BusyError("another thread is in a call")
+        whole(self, base)
+
+    monkeypatch.setattr(WorkerRunner, "start", start)
+    make = functools.partial(Small, 50)
+    options = {"num_envs": 2, "num_workers": 1, "overlap": True, "policy_in": "workers"}
+    with pysampler.Rollouts(make, lambda seen: seen, 4, **options) as rollouts:
+        next(rollouts)
+        refuses.append(True)
+        second, third = (next(rollouts).copy() for _ in range(2))
+    assert not refuses
+    np.testing.assert_array_equal(third.observations[0], second.observations[-1])
