@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["cuda_in_use", "is_cuda", "record_copies", "register_memory", "wait_for_copies"]
 
 _registered: dict[int, int] = {}  # memory registered with CUDA: size by address
-_copy_events: dict[int, Any] = {}  # by address, the CUDA event at the end of the last copies
+_copy_events: dict[int, list[Any]] = {}  # by address, the CUDA events at the ends of copies
 
 
 def is_cuda(device: Any) -> bool:
@@ -35,7 +35,7 @@ def register_memory(memory: npt.NDArray[np.uint8]) -> None:
     import torch  # noqa: PLC0415
 
     address, size = memory.ctypes.data, memory.nbytes
-    if size == 0 or _registered.get(address) == size:
+    if size == 0 or address in _registered:  # infos that came since do not need it
         return
     # Read-write, mapped into every context: 0 is the default of cudaHostRegister.
     if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:
@@ -57,12 +57,12 @@ def record_copies(memory: npt.NDArray[np.uint8], device: Any) -> None:
 
     if memory.ctypes.data in _registered:  # copies from other memory have already ended
         event = torch.cuda.current_stream(device).record_event()
-        _copy_events[memory.ctypes.data] = event
+        _copy_events.setdefault(memory.ctypes.data, []).append(event)
 
 
 def wait_for_copies(memory: npt.NDArray[np.uint8]) -> None:
     """Wait until the GPU has read this memory. Call this before the memory is written again."""
     address = memory.ctypes.data
-    if (event := _copy_events.get(address)) is not None:
+    for event in _copy_events.get(address, ()):
         event.synchronize()
-        _copy_events.pop(address, None)
+    _copy_events.pop(address, None)
