@@ -195,9 +195,10 @@ class Sampler(Uncopyable, Interruptible):
         if transforms is not None:
             observations = transforms.observations([array.copy() for array in received])
         copies = [array.copy() for array in observations]  # the policy may write to its arguments
-        initial = caller.initial_state(envs.num_envs)
+        # The policy may write to the state that it returned, and to the outputs of its next call.
+        initial = copy.deepcopy(caller.initial_state(envs.num_envs))
         caller.seed_generators(None, envs.num_envs)
-        returned = caller(copies, copy.deepcopy(initial), everyone)
+        returned = copy.deepcopy(caller(copies, copy.deepcopy(initial), everyone))
         outputs = caller.describe(*returned)
         spare = spare_bytes(outputs)
         lease.laid_out = True

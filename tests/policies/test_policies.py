@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 from policies_in_tests import WAYS, first, still
+from small_envs import Small
 
 import pysampler
 import pysampler.envs.meta
@@ -350,3 +351,28 @@ def test_a_policy_that_reuses_its_array_may_act_for_each_task():
     ) as sampler:
         rollout = sampler.sample(5, params=goals, tasks=[{"goal": goal} for goal in goals])
         assert np.sign(rollout.actions[0, :, 0]).tolist() == [1, 1, -1, -1]
+
+
+class OwnState:
+    """Returns its state in an array that it writes to."""
+
+    def initial_state(self, count):
+        self.state = np.zeros((count, 1))
+        return self.state
+
+    def __call__(self, observations, state):
+        seen = state[:, 0].copy()
+        self.state = getattr(self, "state", np.zeros((4, 1)))
+        self.state[: len(state)] = state + 1
+        return observations, {"seen": seen, "state": self.state[: len(state)]}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"policy_in": "workers"}, {"min_envs": 4}, {"num_workers": 0}], ids=str
+)
+def test_a_policy_may_write_to_the_state_that_it_returned(options):
+    make = functools.partial(Small, 50)
+    with pysampler.Rollouts(make, OwnState(), 3, num_envs=4, **options) as rollouts:
+        rollout = next(rollouts)
+        assert rollout.state[:2, :, 0].tolist() == [[0] * 4, [1] * 4]
+        assert rollout.extras["seen"][:2].tolist() == [[0] * 4, [1] * 4]
