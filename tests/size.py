@@ -25,7 +25,7 @@ MOST = {
     "pysampler/_cli": 3_201,
     "pysampler/_common": 402,
     "pysampler/_frames": 535,
-    "pysampler/_learning": 1_562,
+    "pysampler/_learning": 1_563,
     "pysampler/_policies": 2_151,
     "pysampler/_rollouts": 3_719,
     "pysampler/_vector": 9_142,

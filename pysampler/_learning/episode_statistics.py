@@ -79,7 +79,7 @@ class EpisodeStatistics:
         # By host and env, the parts of its current episode.
         self._open: dict[tuple[int, int], list[Episode]] = {}
         self._numbers: dict[int, int] = {}  # by env, the number of its newest record
-        self._run = 0  # of the newest rollout: parts of another run are not of its episodes
+        self._next: dict[int, tuple[int, int]] = {}  # by host: the run and number that go on
         self.count = 0
 
     def add(self, batch: Rollout | Records) -> dict[str, npt.NDArray[Any]]:
@@ -121,9 +121,13 @@ class EpisodeStatistics:
         """Append the statistics of the episodes that ended in a batch to ``found``."""
         # Runs of records have no gaps: an episode that began and ended there is complete.
         lengths = None if isinstance(batch, Records) else _lengths_of(batch)
-        if isinstance(batch, Rollout) and batch._run != self._run:
-            self._open, self._run = {}, batch._run
-        host = 0 if isinstance(batch, Records) else getattr(batch, "host", 0)  # of pysampler.ray
+        host = 0
+        if isinstance(batch, Rollout):
+            # Rollouts of a host have numbers: one that is missing has parts of episodes.
+            host, number = getattr(batch, "host", 0), getattr(batch, "number", 0)
+            if self._next.get(host) != (batch._run, number):
+                self._open = {key: one for key, one in self._open.items() if key[0] != host}
+            self._next[host] = batch._run, number + hasattr(batch, "number")
         for part in batch.episodes():
             before = self._open.pop((host, part.env), [])
             if part.begins:

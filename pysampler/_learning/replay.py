@@ -184,8 +184,7 @@ class ReplayBuffer(Uncopyable):
             # Half of the spare frames are for late reuse, half for the beginnings of
             # episodes.
             spare = self.capacity // _SPARE + _STACKS * shape[0]
-            room = self.capacity + spare
-            stores[name] = FrameStore(room, spare // 2, shape[0], shape[1:], dtype)
+            stores[name] = FrameStore(self.capacity + spare, spare // 2, shape[0], shape[1:], dtype)
         return stores
 
     def __reduce__(self) -> NoReturn:
@@ -586,8 +585,7 @@ class ReplayBuffer(Uncopyable):
         }
         oldest = [_OLDEST + name for name in self._stores]
         fields = [one for name, one in self._ring.fields.items() if name not in oldest]
-        arrays |= {str(i): one[:count] for i, one in enumerate(fields)}
-        arrays["last"] = self._ring.newest
+        arrays |= {"last": self._ring.newest, **{str(i): f[:count] for i, f in enumerate(fields)}}
         for i, store in enumerate(self._stores.values()):
             arrays |= {f"{name} {i}": one for name, one in store.to_arrays().items()}
             arrays[f"oldest {i}"] = self._ring.fields[oldest[i]][:count]

@@ -1,5 +1,6 @@
 """``take`` of rollouts from simulated hosts: results, order, deadlines, memory."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -18,6 +19,7 @@ from hosts_in_tests import (
     rollouts,
     scripted,
 )
+from small_envs import Small
 
 import pysampler
 
@@ -423,3 +425,20 @@ def test_episodes_of_each_host_are_joined_apart(simulated):
             statistics.add(rollout)
     assert statistics.count > 8
     assert statistics.means == {"seeds": 1}
+
+
+def test_parts_of_episodes_around_a_dropped_rollout_are_not_joined(simulated):
+    make = functools.partial(
+        Small,
+        lambda env: 2 if env.episodes == 1 else 5,
+        observe=lambda env: np.array([env.episodes], np.float64),
+    )
+    statistics = pysampler.EpisodeStatistics(
+        lambda one: {"episodes": len({*one.observations[:, 0]})}, keep=["observations"]
+    )
+    with rollouts(make, lambda seen: seen, horizon=5, hosts=1, num_envs=1) as some:
+        for number, rollout in enumerate(itertools.islice(some, 12)):
+            if number % 3 != 1:  # it is dropped
+                statistics.add(rollout)
+    assert statistics.count > 4
+    assert statistics.means == {"episodes": 1}
