@@ -238,8 +238,7 @@ class Actors(RemoteSampler):
         self._rows = np.empty(0, self._layout.dtype)  # a batch
 
     def _setup_of(self, index: int, generation: int) -> HostSetup:
-        setup = super()._setup_of(index, generation)
-        return replace(setup, settings=self.settings.of_host(index))
+        return replace(super()._setup_of(index, generation), settings=self.settings.of_host(index))
 
     def _request(self, host: Host) -> tuple[int, float]:  # noqa: ARG002 - all are alike
         return self._high, self._send_every

@@ -265,8 +265,7 @@ class Fleet:
             if answer.ended:
                 self._give_up(host, raised)
             else:
-                rest = deque(list(host.calls)[1:])
-                host.become(errors=[*host.errors, raised], calls=rest)
+                host.become(errors=[*host.errors, raised], calls=deque(list(host.calls)[1:]))
 
     # -- losses ----------------------------------------------------------------------------------
 
@@ -355,8 +354,7 @@ class Fleet:
         if self.closed:  # by a signal handler
             return
         options, at = self._options, now()
-        since = at - options.restart_window * _SECOND
-        losses = [*(one for one in host.losses if one >= since), at]
+        losses = [*(one for one in host.losses if at - one <= options.restart_window * _SECOND), at]
         message = f"{host} lost: {why}"
         too_often = len(losses) > options.max_restarts
         if options.on_host_loss == "restart" and not too_often:

@@ -20,7 +20,7 @@ import pysampler
 from pysampler._vector.registry import register
 from pysampler._vector.vector_env import core_of
 from pysampler._workers.exceptions import report
-from pysampler.errors import BusyError, LostError, PysamplerError
+from pysampler.errors import BusyError, EnvTimeoutError, LostError, PysamplerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,13 @@ class HostedSampler:
 
     def describe(self, sampler: Any) -> Description:
         """Return the parts of the sampler that the driver needs."""
-        return Description(sampler.envs.single_observation_space, sampler.envs.single_action_space)
+        envs, expected = sampler.envs, self.kwargs["num_envs"] or len(self.envs)
+        if envs.num_envs != expected:
+            raise ValueError(
+                f"cannot sample on hosts: the functions make {envs.num_envs} envs, expected "
+                f"{expected}: one each"
+            )
+        return Description(envs.single_observation_space, envs.single_action_space)
 
     def use(self, version: int, state: Any) -> None:
         """Use another version of the policy."""
@@ -207,10 +213,9 @@ class HostActor:
         try:
             self.load(version, state)
             self._use_newest()
-            content = self._hosted.call(request)
-            answer = Answer(content, None, seconds=time.monotonic() - began)
+            answer = Answer(self._hosted.call(request), None, seconds=time.monotonic() - began)
         except Exception as error:
-            lost = isinstance(error, LostError)
+            lost = isinstance(error, (LostError, EnvTimeoutError))
             answer = Answer(None, report(error), lost=lost, ended=sampler.closed)
         if self._sampler is not sampler:  # ``close`` was called meanwhile, or is closing it now
             with contextlib.suppress(BusyError):
@@ -270,5 +275,4 @@ def _cpus() -> int:
 
 
 def _node() -> str:
-    context = ray.get_runtime_context()
-    return f"{ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})"
+    return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"

@@ -93,8 +93,7 @@ class Host:
     memory: Segment | None = None
 
     def __str__(self) -> str:
-        where = f" (pid {self.pid} on node {self.node})" if self.pid else ""
-        return f"host {self.index}{where}"
+        return f"host {self.index}" + f" (pid {self.pid} on node {self.node})" * bool(self.pid)
 
     def become(self, **values: Any) -> None:
         """Set attributes in one call, so that no signal handler runs between two of them."""

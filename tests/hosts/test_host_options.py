@@ -278,3 +278,9 @@ def test_policies_and_envs_travel_by_value(simulated):
         [one, _] = some.take()
         assert (one.actions == 3).all()
         assert (one.rewards[:, 0] == [3, 6, 9, 12, 15]).all()
+
+
+@pytest.mark.parametrize("make", [rollouts, actors])
+def test_functions_that_make_several_envs_are_refused(simulated, make):
+    with pytest.raises(ValueError, match="the functions make 6 envs, expected 2: one each"):
+        make(lambda: gym.vector.SyncVectorEnv([Life] * 3))

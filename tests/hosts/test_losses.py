@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -469,3 +470,18 @@ def test_a_host_that_cannot_be_constructed_is_not_retried(simulated, monkeypatch
     ):
         rollouts(on_host_loss=on_host_loss)
     assert not simulated.running
+
+
+def test_a_host_with_a_late_env_restarts(simulated, tmp_path):
+    class Late(Life):
+        def step(self, action):
+            if self.life == 12 and not (tmp_path / "late").exists():
+                (tmp_path / "late").touch()
+                while True:
+                    time.sleep(60)
+            return super().step(action)
+
+    options = {"vector_kwargs": {"num_workers": 1, "step_timeout": 0.5}, "hosts": 1}
+    with rollouts(Late, on_host_loss="restart", **options) as some:
+        take_until(lambda: some.stats().lost == 1, some, simulated)
+        assert len(some.take(min_hosts=1)) == 1
