@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -82,8 +81,7 @@ class EpisodePolicy(WorkerPolicy):
 
     def play(self, server: EnvServer, block: int, frame: int, job: EpisodesJob) -> EpisodesReport:
         """Begin the job's episodes, and act until one ends without a next or no frame is left."""
-        policy = self._policy
-        of_block, places = server.blocks[block], server.rows(block)
+        policy, chunk, places = self._policy, self._policy.caller.chunk, server.rows(block)
         envs = range(server.first + places.start, server.first + places.stop)
         rows = slice(envs.start, envs.stop)
         policy.normalization = job.normalization
@@ -97,27 +95,26 @@ class EpisodePolicy(WorkerPolicy):
             if resets:
                 chosen = [starts.get(env) for env in envs]
                 calls = [None if start is None else (start.seed, start.options) for start in chosen]
-                of_block.reset(at, calls)
+                server.blocks[block].reset(at, calls)  # another block, once a batch has left it
                 took(server.take_overflow(block))
                 policy.after_step(at, rows)
             self.rows.forget(starts)
             self.rows.begin(at, starts)
 
         if job.starts:
-            begin(job.last, job.starts, resets=job.resets or of_block.fresh)
+            begin(job.last, job.starts, resets=job.resets or server.blocks[block].fresh)
         policy.carry(job.last, frame, rows)
         for env in job.rests:
-            of_block.rest(env - envs.start)
-        act, step, at, steps = policy.act, of_block.step, frame, 1
-        if (chunk := policy.caller.chunk) is not None:
-            step = functools.partial(of_block.step_chunk, steps=chunk, last=job.reads_last)
-            steps = chunk
+            server.blocks[block].rest(env - envs.start)
+        act, at, steps = policy.act, frame, chunk or 1
         spares = list(job.spares)
         runs = self.rows.runs(envs)
         follows = policy.needs_after_step and chunk is None
         while not report.failures and report.steps < job.steps and not self.progress.stopped:
             act([(at, first, count) for first, count in runs])
-            infos = took(server.take_overflow(block)) if step(at + 1) else {}
+            one = server.blocks[block]
+            more = one.step_chunk(at + 1, chunk, job.reads_last) if chunk else one.step(at + 1)
+            infos = took(server.take_overflow(block)) if more else {}
             if follows:
                 policy.after_step(at + 1, rows)
             ended = []

@@ -2,6 +2,7 @@
 
 import functools
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from scripted import Counting, Scripted, policy
@@ -97,3 +98,30 @@ def test_rollouts_lend_their_envs_to_an_evaluation_and_reset():
         assert (again.observations[0, :, 1] > first.observations[0, :, 1]).all()
         assert again.lag == 0
         assert again.version > first.version
+
+
+def stacked_poles():
+    env = gym.make("CartPole-v1")
+    env.unwrapped.length = 0.6  # so it is stepped in Python, below a stack in arrays
+    return gym.wrappers.FrameStackObservation(env, 4)
+
+
+def halves(observations):
+    return np.zeros((len(observations), 1), np.float16)  # so envs leave their batch
+
+
+def plans(observations):
+    return np.repeat((observations[:, 0, 2] > 0).astype(int)[:, None], 2, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "policy", "options"),
+    [("Pendulum-v1", halves, {"num_envs": 1}), (stacked_poles, plans, {"num_envs": 8, "chunk": 2})],
+    ids=["native", "stacked"],
+)
+def test_envs_may_leave_their_batch_while_workers_play_episodes(make, policy, options):
+    here, there = (
+        pysampler.evaluate(make, policy, 24, num_workers=1, seed=0, policy_in=where, **options)
+        for where in ("main", "workers")
+    )
+    assert here.episodes == there.episodes
