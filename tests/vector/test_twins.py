@@ -315,16 +315,25 @@ def test_a_state_of_none_is_followed():
             ours.step(np.ones(COUNT, int))
 
 
-def scaled_by_float32(env_id):
-    factor = np.float32(0.1)
-    env = gym.make(env_id, max_episode_steps=9)
-    env = wrappers.TransformReward(env, lambda reward: reward * factor * 3)
-    return wrappers.NormalizeReward(env)
+FACTOR = np.float32(0.1)
 
 
-def test_rewards_are_numbers_of_python():
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda reward: reward * FACTOR * 3,
+        lambda reward: reward * np.float32(0.1) * 3,
+        lambda reward: np.maximum(reward, np.float32(0)) / 3,
+    ],
+)
+def test_rewards_are_numbers_of_python(scaled):
     """With a NumPy float32 they make a float32, which a NumPy float64 would not."""
-    env_fns = [functools.partial(scaled_by_float32, "CartPole-v1")] * COUNT
+
+    def make():
+        env = gym.make("CartPole-v1", max_episode_steps=9)
+        return wrappers.TransformReward(env, scaled)
+
+    env_fns = [make] * COUNT
     ours, theirs = pysampler.VectorEnv(env_fns, num_workers=1), SyncVectorEnv(env_fns)
     step_alike(ours, theirs, NEXT_STEP, 30, {}, None, None)
     env_fns = [lambda: wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))] * 80
@@ -513,3 +522,23 @@ def test_the_work_of_making_envs_grows_no_faster_than_their_number():
     lines_of(COUNT)  # imports, and keeps what all such envs share
     few, more = lines_of(300), lines_of(600)
     assert more < 2.5 * few
+
+
+def test_only_the_env_whose_stored_options_are_refused_raises():
+    with begun(functions("Pendulum-v1"), seed=1, num_workers=1) as envs:
+        envs.set_options([2], {"x_init": -1.0})
+        with pytest.raises(EnvError) as info:
+            envs.reset()
+        assert info.value.env == 2
+
+
+def seeded_space():
+    env = gym.make("CartPole-v1")
+    env.action_space.seed(5)
+    return env
+
+
+def test_seeds_of_spaces_are_kept():
+    with pysampler.VectorEnv([seeded_space] * 3, num_workers=1) as envs:
+        drawn = envs.apply(lambda env: [int(env.action_space.sample()) for _ in range(30)])
+        assert drawn[0] == drawn[1] == drawn[2]

@@ -90,6 +90,10 @@ class _StandIn(NDArrayOperatorsMixin):
                     raise _NotElementwiseError
             elif not isinstance(one, _NUMBERS):
                 raise _NotElementwiseError
+            # With a reward that is a number of Python, the result would have this dtype.
+            dtype = getattr(one, "dtype", np.dtype(float))
+            if self._shape == () and dtype.kind == "f" and dtype != np.float64:
+                raise _NotElementwiseError
 
     def _expect_array(self) -> None:
         """Raise unless this is an array: a reward may be a number of Python instead.

@@ -643,18 +643,6 @@ class ChangedRewards(_Changed):
     _known = (wrappers.ClipReward,)
 
     @classmethod
-    def expect(cls, wrapper: Any) -> None:
-        super().expect(wrapper)
-        if type(wrapper) in cls._known:
-            return
-        named = [value for _, _, value in bound_names(wrapper.func)]
-        for value in (*named, *bound_values(wrapper.func)):
-            # With a reward that is a Python number, the product would have their dtype.
-            kind = value.dtype if isinstance(value, (np.generic, np.ndarray)) else np.dtype(float)
-            if kind.kind == "f" and kind != np.float64:
-                raise NotBatchedError(f"its function reads numbers of {kind}")
-
-    @classmethod
     def _shape(cls, wrapper: Any) -> tuple[int, ...]:  # noqa: ARG003
         return ()
 
