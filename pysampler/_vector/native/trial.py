@@ -139,6 +139,7 @@ class KnownEnv:
         return (
             all(sys.getrefcount(one) == sys.getrefcount(other) for one, other in pairs)
             and env.unwrapped.spec == self._spec
+            and env.action_space._np_random is env.observation_space._np_random is None  # no seeds
             and same(self._state(env), self._state(unused))
         )
 
