@@ -509,13 +509,12 @@ py::object BatchBlock::why_leave(std::uint32_t frame, const py::object& actions)
 }
 
 py::object BatchBlock::why_not_reset(const py::list& calls) const {
+    if (!checks_) return py::none();
+    bool wrong = wrong_options_;
     for (const py::handle call : calls) {
-        if (!checks_) break;
-        if (!call.is_none() && !stepper_.attr("takes")(call[py::int_(1)]).cast<bool>()) {
-            return py::str("it was given invalid options");
-        }
+        wrong |= !call.is_none() && !stepper_.attr("takes")(call[py::int_(1)]).cast<bool>();
     }
-    return py::none();
+    return wrong ? py::object(py::str("it was given invalid options")) : py::none();
 }
 
 bool BatchBlock::has_left(std::uint32_t frame, const py::object& actions) {
@@ -547,9 +546,8 @@ void BatchBlock::set_states(const py::object& ids, const py::object& states) {
     stepper_.attr("set_states")(ids, states, episodes());
     for (const py::handle id : ids) {
         const std::size_t i = checked_env(id.cast<std::size_t>());
-        fresh_[i] = false;
+        set_ended(i, ended_[i]);  // perhaps a state of another mode
         take_seed(i);
-        if (autoreset_ != Autoreset::kNextStep) ended_[i] = false;  // a state of another mode
     }
 }
 

@@ -87,7 +87,7 @@ class FrameBlock : public Block {
     virtual void set_options(std::size_t i, const py::object& options, std::int64_t version);
 
     void set_ended(std::size_t i, bool ended) {
-        ended_[checked_env(i)] = ended;
+        ended_[checked_env(i)] = ended && autoreset_ == Autoreset::kNextStep;
         fresh_[i] = false;
     }
     // Steps leave env i alone, and its rows of the frame as they are, until it is reset.

@@ -135,3 +135,17 @@ def test_native_states_are_refused_by_ordinary_mujoco_envs():
         others.reset()
         with pytest.raises(EnvError):
             others.set_state(envs.get_state())
+
+
+def test_states_of_ended_episodes_leave_the_reset_to_the_user_if_disabled():
+    fns = [lambda: gym.wrappers.TimeLimit(RolloutRunner(), 3)] * 2
+    with (
+        pysampler.VectorEnv(fns, num_workers=0) as envs,
+        pysampler.VectorEnv(fns, num_workers=0, autoreset_mode="Disabled") as others,
+    ):
+        for each in (envs, others):
+            each.reset(seed=1)
+        for _ in range(3):
+            envs.step(np.ones(2, int))
+        others.set_state(envs.get_state())
+        assert others.step(np.ones(2, int))[3].all()
