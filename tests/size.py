@@ -19,7 +19,7 @@ NO_CODE = {
 # The most lines of code of each package. These numbers only go down.
 MOST = {
     "csrc (C++)": 3_568,
-    "csrc/bindings (C++)": 8_517,
+    "csrc/bindings (C++)": 8_515,
     "pysampler": 218,
     "pysampler/_actors": 1_893,
     "pysampler/_cli": 3_201,
@@ -27,8 +27,8 @@ MOST = {
     "pysampler/_frames": 535,
     "pysampler/_learning": 1_563,
     "pysampler/_policies": 2_151,
-    "pysampler/_rollouts": 3_719,
-    "pysampler/_vector": 9_142,
+    "pysampler/_rollouts": 3_715,
+    "pysampler/_vector": 9_136,
     "pysampler/_workers": 4_224,
     "pysampler/adapters": 639,
     "pysampler/envs": 1_731,

@@ -470,8 +470,7 @@ class EpisodeSampler(Sampler):
         if isinstance(options.min_envs, int):
             least = min(least, options.min_envs)
         limit = options.timeout_ns
-        deadline = None if limit is None else now() + limit
-        return BatchWait(least, everyone, deadline, or_first=True)
+        return BatchWait(least, everyone, None if limit is None else now() + limit, or_first=True)
 
     # -- faults ----------------------------------------------------------------------------------
 
