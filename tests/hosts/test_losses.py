@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hosts_in_tests import Continuity, Life, idle, rollouts, weighted
+from hosts_in_tests import Continuity, Life, actors, idle, rollouts, weighted
 
 import pysampler
 from pysampler._workers.exceptions import error_from
@@ -472,6 +472,7 @@ def test_a_host_that_cannot_be_constructed_is_not_retried(simulated, monkeypatch
     assert not simulated.running
 
 
+@pytest.mark.filterwarnings("ignore:pysampler")
 def test_a_host_with_a_late_env_restarts(simulated, tmp_path):
     class Late(Life):
         def step(self, action):
@@ -482,6 +483,8 @@ def test_a_host_with_a_late_env_restarts(simulated, tmp_path):
             return super().step(action)
 
     options = {"vector_kwargs": {"num_workers": 1, "step_timeout": 0.5}, "hosts": 1}
-    with rollouts(Late, on_host_loss="restart", **options) as some:
-        take_until(lambda: some.stats().lost == 1, some, simulated)
-        assert len(some.take(min_hosts=1)) == 1
+    with actors(Late, on_host_loss="restart", **options) as some:
+        while some.stats().lost == 0:
+            some.take(8, timeout=1)
+            simulated.sleep(0.1)
+        assert len(some.take(8, min_records=8)) == 8

@@ -437,7 +437,7 @@ def test_parts_of_episodes_around_a_dropped_rollout_are_not_joined(simulated):
         lambda one: {"episodes": len({*one.observations[:, 0]})}, keep=["observations"]
     )
     with rollouts(make, lambda seen: seen, horizon=5, hosts=1, num_envs=1) as some:
-        for number, rollout in enumerate(itertools.islice(some, 12)):
+        for number, rollout in enumerate(itertools.islice(some, 24)):
             if number % 3 != 1:  # it is dropped
                 statistics.add(rollout)
     assert statistics.count > 4
