@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cuda_in_use", "is_cuda", "record_copies", "register_memory", "wait_for_copies"]
 
-_registered: dict[int, int] = {}  # memory registered with CUDA: size by address
+_registered: dict[int, int] = {}  # memory registered with CUDA: its first size by address
 _copy_events: dict[int, list[Any]] = {}  # by address, the CUDA events at the ends of copies
 
 

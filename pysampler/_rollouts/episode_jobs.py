@@ -112,8 +112,8 @@ class EpisodePolicy(WorkerPolicy):
         follows = policy.needs_after_step and chunk is None
         while not report.failures and report.steps < job.steps and not self.progress.stopped:
             act([(at, first, count) for first, count in runs])
-            one = server.blocks[block]
-            more = one.step_chunk(at + 1, chunk, job.reads_last) if chunk else one.step(at + 1)
+            which = server.blocks[block]
+            more = which.step_chunk(at + 1, chunk, job.reads_last) if chunk else which.step(at + 1)
             infos = took(server.take_overflow(block)) if more else {}
             if follows:
                 policy.after_step(at + 1, rows)
