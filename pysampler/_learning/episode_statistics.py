@@ -79,7 +79,8 @@ class EpisodeStatistics:
         # By host and env, the parts of its current episode.
         self._open: dict[tuple[int, int], list[Episode]] = {}
         self._numbers: dict[int, int] = {}  # by env, the number of its newest record
-        self._next: dict[int, tuple[int, int]] = {}  # by host: the run and number that go on
+        # By host, the run and the number of its next rollout.
+        self._run: dict[int, tuple[int, int]] = {}
         self.count = 0
 
     def add(self, batch: Rollout | Records) -> dict[str, npt.NDArray[Any]]:
@@ -125,9 +126,9 @@ class EpisodeStatistics:
         if isinstance(batch, Rollout):
             # Rollouts of a host have numbers: one that is missing has parts of episodes.
             host, number = getattr(batch, "host", 0), getattr(batch, "number", 0)
-            if self._next.get(host) != (batch._run, number):
+            if self._run.get(host) != (batch._run, number):
                 self._open = {key: one for key, one in self._open.items() if key[0] != host}
-            self._next[host] = batch._run, number + hasattr(batch, "number")
+            self._run[host] = batch._run, number + hasattr(batch, "number")
         for part in batch.episodes():
             before = self._open.pop((host, part.env), [])
             if part.begins:

@@ -562,7 +562,7 @@ class ReplayBuffer(Uncopyable):
         self._finish_adding()
         count = len(self._ring)
         # First, since this finishes an update that was interrupted.
-        arrays = {} if self._tree is None else {"priorities": self._tree.leaves[:count]}
+        arrays: dict[str, Any] = {"priorities": self._tree.leaves[:count]} if self._tree else {}
         for name in self._names:
             dtype, _ = self._like[name]
             if stored_dtype(dtype) != dtype:
