@@ -231,8 +231,8 @@ def seconds_of_training(curve: Curve) -> str:
         head = f"*{name}*:" if name else "Took"
         found.append(f"{head} {took:,.0f} s, {steps:,.0f} {unit}, {reached}.")
     machines = [run["machine"] for one in curve.trainings().values() for run in one["runs"]]
-    date = max(machine["date"] for machine in machines)
-    return f"{' '.join(found)} Measured {date} on {machines[-1]['cpus']} CPUs."
+    dates = " and ".join(sorted({machine["date"] for machine in machines}))
+    return f"{' '.join(found)} Measured {dates} on {machines[-1]['cpus']} CPUs."
 
 
 # -- HalfCheetahs ----------------------------------------------------------------------------------
