@@ -48,7 +48,6 @@ LIMIT = 3600.0  # seconds for a sample
 LEAST_LENGTH = 10  # steps of each env in a sample
 LEARNING = 300.0  # seconds that "auto" has for its first trial, before it is measured
 GPU_CALL = 3e-4  # seconds, assumed for any batch
-TOLERANCE = 0.15
 DISTURBED = 0.05  # of the CPUs' time, that other processes take
 TRIES = 2
 PREDICTED = [(8, 2), (8, 8), (64, 64), (1024, 1024)]  # workers and CPUs
@@ -419,12 +418,6 @@ def predicted(row: dict[str, Any], measured: dict[str, Any], results: dict[str, 
     outcome = timeout_model.simulated(costs, world)
     row["predicted_rate"], row["predicted_batch"] = outcome.rate, outcome.batch
     row["predicted_ratio"] = ratio_to_all(costs, world)
-    # What is left of it without what makes workers differ, and without what they wait for.
-    lengths = {len(trace) for trace in costs.traces}
-    means = [np.mean(costs.traces, axis=0).tolist()] if len(lengths) == 1 else [[costs.round]]
-    row["equal_rounds"] = ratio_to_all(dataclasses.replace(costs, traces=means), world)
-    free = dataclasses.replace(costs, policy=[(1, 0.0)], call=0.0, receive=0.0, send=0.0, hop=0.0)
-    row["free_parent"] = ratio_to_all(free, world)
 
 
 def ratio_to_all(costs: timeout_model.Costs, world: timeout_model.World) -> float:
@@ -560,7 +553,7 @@ def report(results: dict[str, Any]) -> list[str]:
         + table([*header, "waited"], rows)
     )
     shown = "![rates beside the model, and what it predicts]({picture})\n"
-    return [*parts, findings(results), shown]
+    return [*parts, shown]
 
 
 def in_short(results: dict[str, Any]) -> str:
@@ -617,103 +610,6 @@ def costs_table(results: dict[str, Any]) -> str:
         "one, half and all of the workers. A process runs for "
         f"{results['machine']['slice'] * 1e3:.1f} ms while another waits for its CPU. Nothing is "
         "fitted to the rates above.\n\n" + table(header, rows)
-    )
-
-
-ARTICLE = {
-    "few": "waiting for all is better: a small network on a GPU costs the same for any batch, so "
-    "that fewer calls win",
-    "many": "0.1 ms is 8 % better than 0.1 s: sums of step times spread, so that waiting for the "
-    "slowest costs more",
-    "large": "where the network's cost grows with the batch, parts of a batch lose nothing",
-}
-
-
-def findings(results: dict[str, Any]) -> str:
-    """Return the results next to those of the article, as text."""
-    lines = ["## What was found, beside what the article says\n"]
-    for per_worker in results["per_worker"]:
-        for network in results["networks"]:
-            *rows, auto = rows_of(results, per_worker, network)
-            size = "few" if per_worker < 400 else "many"
-            says = ARTICLE[size if network == "small" else "large"]
-            best = max(rows, key=lambda r: statistics.median(r["ratios"]))
-            short = min(rows, key=lambda r: abs((r["timeout"] or 1.0) - 1e-4))
-            of_all = next(r for r in rows if r["timeout"] is None)
-            lines.append(
-                f"- {per_worker} envs a worker, {network} network. Article: {says}. Here: best is "
-                f"{named(best['timeout'])} ({spread(best['ratios'])} of waiting for all); 0.1 ms "
-                f"makes {spread(short['ratios'])} (model: {short['predicted_ratio']:.2f}), with "
-                f"{short['batch']:.0%} of the envs in a batch. With waiting for all the policy "
-                f"takes {of_all['policy']:.0%} of the time, in which the workers sleep. In the "
-                f"model 0.1 ms would make {short['equal_rounds']:.2f} if all workers' rounds were "
-                f"equal, and {short['free_parent']:.2f} if the policy and the parent cost nothing. "
-                f"{auto_text(auto, best)}"
-            )
-    measured = [row for row in results["study"] if row["timeout"] != AUTO]
-    lines += [*_why(results), _accuracy(measured)]
-    return "\n".join(lines) + "\n"
-
-
-def auto_text(auto: dict[str, Any], best: dict[str, Any]) -> str:
-    """Return how "auto" did beside the best fixed time-out, in turn, after its first trial."""
-    of_best = ratios(auto["rates"], best["rates"])
-    least, timeout, trials = auto["chosen"]
-    chose = f"{least} envs" + ("" if timeout is None else f" or {timeout * 1e3:.2g} ms")
-    took = f"{auto['learned']:.0f} s"
-    when = f"after a first trial of {took}" if trials else f"in a first trial of over {took}"
-    return f'"auto" makes {spread(of_best)} of the best {when}, and at the end waits for {chose}.'
-
-
-def _why(results: dict[str, Any]) -> list[str]:
-    """Return what the model says about the article's reasons."""
-    lines = []
-    few, many = results["spread"][0], results["spread"][-1]
-    grown = many["quiet_std"] / few["quiet_std"]
-    root = (many["per_worker"] / few["per_worker"]) ** 0.5
-    lines.append(
-        f"- The spread of a round, in the quieter half: {few['quiet_std'] / few['mean']:.0%} of it "
-        f"with {few['per_worker']} env a worker, {many['quiet_std'] / many['mean']:.1%} with "
-        f"{many['per_worker']:,}. It grows {grown:,.0f} times (independent steps would make it "
-        f"{root:.0f} times), and the round {many['mean'] / few['mean']:,.0f} times."
-    )
-    lines += [
-        f"- The article's machine, as the model has it (8 workers on 8 CPUs, a GPU), "
-        f"{row['per_worker']} envs a worker: 0.1 ms after the first answer makes "
-        f"{row['article']:.2f} of waiting for all. Best is {way_of(row)} "
-        f"({row['gain']:.2f})."
-        for row in results["predictions"]
-        if (row["workers"], row["cpus"], row["policy"]) == (8, 8, "GPU")
-    ]
-    gains = [row for row in results["predictions"] if row["workers"] == row["cpus"]]
-    worst = min(gains, key=lambda row: row["short"])
-    best = max(gains, key=lambda row: row["gain"])
-    for name, row, key in (("most", best, "gain"), ("least", worst, "short")):
-        what = way_of(row) if key == "gain" else "a time-out of 0.1 ms"
-        lines.append(
-            f"- Of machines with a CPU for each worker, the model expects {name} from {what} with "
-            f"{row['workers']:,} workers of {row['per_worker']:,} envs and the {row['policy']} "
-            f"policy: {row[key]:.2f} of waiting for all."
-        )
-    return lines
-
-
-def _accuracy(rows: list[dict[str, Any]]) -> str:
-    near = [row for row in rows if abs(error_of(row)) <= TOLERANCE]
-    worst = max(rows, key=lambda row: abs(error_of(row)))
-    disturbed = sum(row["others"] > DISTURBED for row in rows)
-    errors = [
-        row["predicted_ratio"] / statistics.median(row["ratios"]) - 1
-        for row in rows
-        if row["timeout"] is not None
-    ]
-    return (
-        f"- The model is within {TOLERANCE:.0%} of the measured rate in {len(near)} of {len(rows)} "
-        f"cells; the worst is {error_of(worst):+.0%} ({worst['per_worker']} envs, "
-        f"{worst['network']} network, {named(worst['timeout'])}). Of the ratios to waiting for "
-        f"all, {sum(abs(one) <= TOLERANCE for one in errors)} of {len(errors)} are, the worst by "
-        f"{max(errors, key=abs):+.0%}. In {disturbed} of the {len(rows)} cells other processes "
-        f"took more than {DISTURBED:.0%} of the CPUs during a sample, which the model leaves out."
     )
 
 
