@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -478,8 +477,7 @@ def test_a_host_with_a_late_env_restarts(simulated, tmp_path):
         def step(self, action):
             if self.life == 12 and not (tmp_path / "late").exists():
                 (tmp_path / "late").touch()
-                while True:
-                    time.sleep(60)
+                threading.Event().wait()  # for ever
             return super().step(action)
 
     options = {"vector_kwargs": {"num_workers": 1, "step_timeout": 0.5}, "hosts": 1}

@@ -318,9 +318,14 @@ def test_a_state_of_none_is_followed():
 FACTOR = np.float32(0.1)
 
 
+def by(factor):
+    return lambda reward: reward * factor * 3
+
+
 @pytest.mark.parametrize(
     "scaled",
     [
+        by(np.float32(0.1)),
         lambda reward: reward * FACTOR * 3,
         lambda reward: reward * np.float32(0.1) * 3,
         lambda reward: np.maximum(reward, np.float32(0)) / 3,
@@ -331,7 +336,7 @@ def test_rewards_are_numbers_of_python(scaled):
 
     def make():
         env = gym.make("CartPole-v1", max_episode_steps=9)
-        return wrappers.TransformReward(env, scaled)
+        return wrappers.NormalizeReward(wrappers.TransformReward(env, scaled))
 
     env_fns = [make] * COUNT
     ours, theirs = pysampler.VectorEnv(env_fns, num_workers=1), SyncVectorEnv(env_fns)
