@@ -78,7 +78,7 @@ TRAININGS = [
     Training("sac", "HalfCheetah-v5", "--steps 50000", random=-280, seeds=1),
     Training("maml", "Navigation2D-v0", number="gap", unit="iterations"),
     Training("maml", "HalfCheetahDir-v5", "--iterations 60", number="gap", unit="iterations"),
-    Training("dqn_atari", "MinAtar/Breakout-v1", "--actors 1 --steps 500000", random=0.5),
+    Training("dqn_atari", PIXELS, "--actors 1 --steps 500000", random=0.5),
     *(
         Training("dqn_atari", PIXELS, f"--actors 1 --steps 150000 {parts}".strip(), random=0.5)
         for parts in RAINBOW

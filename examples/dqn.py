@@ -250,7 +250,7 @@ class Learner:
         return functools.partial(self.policy(), epsilon=0.0)
 
     def published(self) -> nn.Module:
-        """Return what has the weights of actors."""
+        """Return the module whose weights the actors use."""
         return self.net
 
     def add(self, records: pysampler.Records) -> None:

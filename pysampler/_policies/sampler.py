@@ -195,7 +195,7 @@ class Sampler(Uncopyable, Interruptible):
         if transforms is not None:
             observations = transforms.observations([array.copy() for array in received])
         copies = [array.copy() for array in observations]  # the policy may write to its arguments
-        # The policy may write to the state that it returned, and to the outputs of its next call.
+        # The policy may keep both arrays, and write to them in a later call.
         initial = copy.deepcopy(caller.initial_state(envs.num_envs))
         caller.seed_generators(None, envs.num_envs)
         returned = copy.deepcopy(caller(copies, copy.deepcopy(initial), everyone))

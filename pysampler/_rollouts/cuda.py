@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cuda_in_use", "is_cuda", "record_copies", "register_memory", "wait_for_copies"]
 
-_registered: dict[int, int] = {}  # memory registered with CUDA: its first size by address
+_registered: set[int] = set()  # the addresses of memory that is registered with CUDA
 _copy_events: dict[int, list[Any]] = {}  # by address, the CUDA events at the ends of copies
 
 
@@ -39,7 +39,7 @@ def register_memory(memory: npt.NDArray[np.uint8]) -> None:
         return
     # Read-write, mapped into every context: 0 is the default of cudaHostRegister.
     if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:
-        _registered[address] = size
+        _registered.add(address)
         weakref.finalize(memory, _unregister, address)
 
 
@@ -47,7 +47,8 @@ def _unregister(address: int) -> None:
     import torch  # noqa: PLC0415
 
     _copy_events.pop(address, None)
-    if _registered.pop(address, None) is not None:
+    if address in _registered:
+        _registered.remove(address)
         torch.cuda.cudart().cudaHostUnregister(address)
 
 

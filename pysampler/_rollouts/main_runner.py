@@ -49,8 +49,7 @@ class MainRunner(RolloutRunner):
         self._copy_seeds = np.random.SeedSequence(setup.entropy)
         if overlap and is_module(setup.policy):
             self.policy.caller = setup.make_caller(copy.deepcopy(setup.policy))
-            copy_seed = self._copy_seeds.spawn(1)[0]
-            seed_policy(self.policy.caller.policy, copy_seed, own_process=False)
+            seed_policy(self.policy.caller.policy, self._copy_seeds.spawn(1)[0], own_process=False)
         self.policy.caller.seed_generators(setup.entropy, self.frames.envs)
 
     def start(self, base: int) -> None:
