@@ -1,6 +1,7 @@
 #include "env_block.h"
 
 #include <cstring>
+#include <utility>
 
 #include "results.h"
 
@@ -143,9 +144,8 @@ bool EnvBlock::step_in_chunk(std::uint32_t frame, std::size_t i, bool unseen) {
 py::list EnvBlock::time_limits(const py::object& env) {
     py::list found;
     for (py::object one = env; !one.is_none(); one = py::getattr(one, "env", py::none())) {
-        const py::object fields = py::getattr(one, "__dict__", py::none());
-        if (!fields.is_none() && fields.contains("_max_episode_steps") &&
-            fields.contains("_elapsed_steps")) {
+        const py::object fields = py::getattr(one, "__dict__", py::dict());
+        if (fields.contains("_max_episode_steps") && fields.contains("_elapsed_steps")) {
             found.append(one);
         }
     }
@@ -166,7 +166,9 @@ bool EnvBlock::reaches_limit(std::size_t i) const {
 
 // Finds the envs' methods skip_frames(unseen), once.
 void EnvBlock::find_skip_frames() {
-    if (!skip_frames_.empty()) return;
+    if (!told_unseen_.empty()) return;
+    limits_.clear();
+    skip_frames_.clear();  // an exception may have ended an earlier call
     for (const py::object& env : envs_) {
         py::object found = py::getattr(env, "skip_frames", py::none());
         if (found.is_none() && py::hasattr(env, "has_wrapper_attr") &&
@@ -233,10 +235,9 @@ bool EnvBlock::step_one(std::uint32_t frame, std::size_t i, PyObject* action, bo
     if (ended && autoreset_ == Autoreset::kSameStep) {
         if (unseen) tell_unseen(i, false);
         report(i, store_final(frame, i, obs, info), obs, reward);
-        const std::int64_t now = now_ns();
-        meter_->stepped(env, began_, now);
-        began_ = now;
+        const std::int64_t began = std::exchange(began_, now_ns());
         results = call_reset(i, nullptr, nullptr);
+        meter_->stepped(env, began, began_);  // not if the reset has ended this process
         const auto [first_obs, reset_info] = take_apart<2>(results, "reset");
         if (keep_ == KeepInfos::kAll) store_info(frame, i, reset_info);
         store_obs(frame, i, first_obs);

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 import resource
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -132,20 +133,14 @@ class Frames:
         self.envs = plan.envs
         self.count = plan.count
         self.ring = plan.count - plan.chunk  # how many frames take turns
-        arrays: dict[str, list[npt.NDArray[Any]]] = {
-            "observations": [],
-            "final_observations": [],
-            "actions": [],
-            "other_actions": [],
-            "extras": [],
-        }
+        arrays: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
         self._spans: list[tuple[int, int]] = []  # offset and bytes per frame of each array
         begin = 0
         for name, shape, dtype in plan.fields:
             each = _bytes(shape, dtype)
             size = each * plan.count
             array = memory[begin : begin + size].view(dtype).reshape(plan.count, *shape)
-            arrays.setdefault(name, []).append(array)
+            arrays[name].append(array)
             self._spans.append((self.offset + begin, each))
             begin += _lines(size)
         self.observations = arrays["observations"]
@@ -161,6 +156,7 @@ class Frames:
         [self.options_versions] = arrays["options_versions"]
         _, self.infos = segment.array((plan.infos,), np.dtype(np.uint8), self._infos_offset)
         self.memory = memory  # all frames, and the infos with memory
+        self._smaller: list[npt.NDArray[np.uint8]] = []
 
     def take(self, frames: range) -> None:
         """Allocate memory for reserved frames, or raise MemoryError. May be repeated."""
@@ -175,6 +171,7 @@ class Frames:
         new = min(-(-size // _INFO_CHUNK) * _INFO_CHUNK, self.plan.infos)
         self._segment.take(self._infos_offset + self._infos_backed, new - self._infos_backed)
         total = self._infos_offset + new - self.offset
+        self._smaller.append(self.memory)  # CUDA may know it until the frames are gone
         self.memory = self._segment.array((total,), np.dtype(np.uint8), self.offset)[1]
         self._infos_backed = new
 

@@ -129,8 +129,7 @@ class Averaging(Uncopyable, Closing):
         self.workers = whole_number("average", "workers", workers, 0)
         arguments.one_of("context", context, CONTEXTS, "average")
         faults = arguments.faults("average", on_worker_loss, max_restarts, restart_window)
-        if seed is not None:
-            seed = whole_number("average", "seed", seed, 0)
+        seed = None if seed is None else whole_number("average", "seed", seed, 0)
         if self.workers > 0 and context != "fork":
             _expect_sendable(make)
         self._turn = _core.Guard(
@@ -152,8 +151,11 @@ class Averaging(Uncopyable, Closing):
         try:
             descriptions: list[Any] = self._pool.descriptions
             self._lay_out([one.fields for one in descriptions])
-            while not self._request(HandIn(), [0]):
-                pass  # the worker was lost: ask its replacement
+            for _ in range(self._pool.max_restarts + 1):
+                if self._request(HandIn(), [0]):
+                    break  # otherwise the worker was lost: ask its replacement
+            else:
+                raise self._pool.last_loss(0)
             self._weights = self._handed_in(0)
         except BaseException:
             self._end()

@@ -12,7 +12,7 @@ from pysampler._actors.records import Records
 from pysampler._common.numbers import whole_number
 from pysampler._common.torch import to_array
 from pysampler._policies.trees import concatenated, mapped
-from pysampler._rollouts.rollout import Episode, Rollout
+from pysampler._rollouts.rollout import OF_HOSTS, Episode, Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,8 +31,8 @@ class EpisodeStatistics:
     episodes are left out: those that began before the first batch, in which a worker was lost, or
     whose records were dropped.
 
-    Of hosts on Ray pass the rollout of each: the envs of ``joined`` may be in another order each
-    time. Or pass the statistics to :func:`pysampler.evaluate`.
+    Of hosts on Ray pass the rollout of each, not ``joined``. Or pass the statistics to
+    :func:`pysampler.evaluate`.
 
     Args:
         function: A function of an :class:`pysampler.Episode`, whose ``steps`` count from 0. It
@@ -73,12 +73,12 @@ class EpisodeStatistics:
             raise ValueError(
                 f"cannot count episodes: keep {unknown[0]!r}, expected some of {_PARTS}"
             )
-        self._newest: deque[dict[str, float]] = deque(
-            maxlen=whole_number("count episodes", "window", window, 1)
-        )
+        window = whole_number("count episodes", "window", window, 1)
+        self._newest: deque[dict[str, float]] = deque(maxlen=window)
         # By host and env, the parts of its current episode.
         self._open: dict[tuple[int, int], list[Episode]] = {}
         self._numbers: dict[int, int] = {}  # by env, the number of its newest record
+        self._layout: Any = None  # of these records: each Actors has its own
         # By host, the run and the number of its next rollout.
         self._run: dict[int, tuple[int, int]] = {}
         self.count = 0
@@ -94,11 +94,14 @@ class EpisodeStatistics:
 
         Raises:
             TypeError: The function did not return a dict of numbers.
+            ValueError: The batch is the ``joined`` rollout of several hosts.
         """
         if not isinstance(batch, (Rollout, Records)):
             raise TypeError(
                 f"cannot count episodes: {type(batch).__name__}, expected a Rollout or Records"
             )
+        if isinstance(batch, Rollout) and batch._run == OF_HOSTS:
+            raise ValueError("cannot count episodes: a joined rollout, expected that of each host")
         found: list[dict[str, float]] = []
         for run in self._without_gaps(batch) if isinstance(batch, Records) else (batch,):
             self._add(run, found)
@@ -158,6 +161,8 @@ class EpisodeStatistics:
 
     def _without_gaps(self, records: Records) -> Iterator[Records]:
         """Yield runs of records of one env; drop the open part of an episode before each gap."""
+        if records._layout is not self._layout:
+            self._layout, self._numbers = records._layout, {}
         order = np.lexsort((records.rows["number"], records.rows["env"]))
         numbers, envs = records.rows["number"][order], records.rows["env"][order]
         gaps = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(envs) != 0)) + 1

@@ -32,9 +32,16 @@ class SumTree:
         self._finish()
         return self._sums[self._first_leaf :]
 
-    def set(self, slots: npt.NDArray[np.int64], priorities: npt.NDArray[np.float64]) -> None:
-        """Set the priorities of slots; if a slot comes more than once, the last one counts."""
+    def set(self, slots: npt.NDArray[np.int64], priorities: Any = None) -> None:
+        """Set the priorities of slots; if a slot comes more than once, the last one counts.
+
+        Args:
+            slots: The slots.
+            priorities: An array of their priorities; None: the highest so far for each.
+        """
         self._finish()
+        if priorities is None:
+            priorities = np.full(len(slots), self.highest)
         self._unfinished = slots, priorities
         self._finish()
 

@@ -300,7 +300,7 @@ class ReplayBuffer(Uncopyable):
     def _rate_new(self, slots: npt.NDArray[np.int64]) -> None:
         """Give new records the highest priority so far."""
         if self._tree is not None:
-            self._tree.set(slots, np.full(len(slots), self._tree.highest))
+            self._tree.set(slots)
 
     def extend(self, records: Any) -> None:
         """Add records of actors; each step of a trajectory becomes a record.
@@ -412,13 +412,10 @@ class ReplayBuffer(Uncopyable):
             slots[lost], shares[lost] = self._draw(len(lost))
         else:
             slots, shares = self._draw_kept(count)
-        weights: npt.NDArray[Any]
         if self._tree is None:
-            weights = np.ones(count, np.float32)
-        else:
-            weights = (len(self) * shares) ** -beta
-            weights = (weights / weights.max()).astype(np.float32)
-        return slots, weights
+            return slots, np.ones(count, np.float32)
+        weights = (len(self) * shares) ** -beta
+        return slots, (weights / weights.max()).astype(np.float32)
 
     def _draw(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Draw slots, and return the probability of each."""
@@ -569,14 +566,10 @@ class ReplayBuffer(Uncopyable):
                 raise ValueError(
                     f"cannot save replay: {name} is of {dtype}, expected numbers or text"
                 )
+        own = "capacity", "n_step", "gamma", "alpha", "sequences", "added"
         about = {
             "format": _FORMAT,
-            "capacity": self.capacity,
-            "n_step": self.n_step,
-            "gamma": self.gamma,
-            "alpha": self.alpha,
-            "sequences": self.sequences,
-            "added": self.added,
+            **{name: getattr(self, name) for name in own},
             "highest": 1.0 if self._tree is None else self._tree.highest,
             "random": self._random.bit_generator.state,
             "names": self._names,

@@ -44,9 +44,8 @@ class TrainerServer(Server):
         self._index = index
         self.blocks: list[Any] = [None]
         # With the same random numbers, a replacement might die at the same point again.
-        seeds = np.random.SeedSequence(
-            None if worker.is_replacement else entropy, spawn_key=(index,)
-        )
+        entropy = None if worker.is_replacement else entropy
+        seeds = np.random.SeedSequence(entropy, spawn_key=(index,))
         with self._blaming("being made"):
             self.trainer = make(index, int(seeds.generate_state(1)[0]))
         with self._blaming("state_dict()"):
@@ -68,9 +67,8 @@ class TrainerServer(Server):
         """Load the average, train and publish the weights; return the report and the seconds."""
         _, weights = self._average.read()
         with self._blaming("load_state_dict()"):
-            self.trainer.load_state_dict(
-                {name: self._as_given(name, array) for name, array in weights.items()}
-            )
+            given = {name: self._as_given(name, array) for name, array in weights.items()}
+            self.trainer.load_state_dict(given)
         began = now()
         with self._blaming("train()"):
             report = self.trainer.train(steps)

@@ -47,9 +47,8 @@ def _unregister(address: int) -> None:
     import torch  # noqa: PLC0415
 
     _copy_events.pop(address, None)
-    if address in _registered:
-        _registered.remove(address)
-        torch.cuda.cudart().cudaHostUnregister(address)
+    _registered.remove(address)
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def record_copies(memory: npt.NDArray[np.uint8], device: Any) -> None:
@@ -63,7 +62,7 @@ def record_copies(memory: npt.NDArray[np.uint8], device: Any) -> None:
 
 def wait_for_copies(memory: npt.NDArray[np.uint8]) -> None:
     """Wait until the GPU has read this memory. Call this before the memory is written again."""
-    address = memory.ctypes.data
-    for event in _copy_events.get(address, ()):
-        event.synchronize()
-    _copy_events.pop(address, None)
+    events = _copy_events.get(memory.ctypes.data, [])  # another thread may append to it meanwhile
+    while events:
+        events[0].synchronize()
+        del events[0]

@@ -83,8 +83,7 @@ def gae(
         )
     terminated = _bool_array("terminated", terminated, shape)
     truncated = _bool_array("truncated", truncated, shape)
-    if valid is not None:
-        valid = _bool_array("valid", valid, shape)
+    valid = None if valid is None else _bool_array("valid", valid, shape)
     if cut is None:
         step, env = np.nonzero(truncated & ~terminated)
         cut = step, env

@@ -67,8 +67,7 @@ def info_arrays(
     seen: dict[Path, _Kind | type] = {}  # the kind of value at each path
     for column in columns:
         if column.path != ("final_info",) and column.dtype is not None:
-            kind = column.of or (column.dtype, column.shape)
-            _see(seen, _without_final(column.path), kind)
+            _see(seen, _without_final(column.path), column.of or (column.dtype, column.shape))
     for _, _, info in mailed:
         for path, value in _leaves(info, ()):
             _see(seen, path, _kind(value) or type(value))

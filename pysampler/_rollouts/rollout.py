@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["STEP_FIELDS", "Ended", "Episode", "Rollout"]
+__all__ = ["OF_HOSTS", "STEP_FIELDS", "Ended", "Episode", "Rollout"]
 
 # The fields of a rollout that are arrays, or trees of arrays, with axes of steps and of envs.
 STEP_FIELDS = (
     *("observations", "actions", "rewards", "terminated", "truncated", "final_observations"),
     *("starts", "valid", "lost", "extras", "state", "infos", "info_masks", "options"),
 )
+OF_HOSTS = -1  # the run of a rollout with the envs of several hosts
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class Rollout:
     lag: int
     seconds: dict[str, float]
     memory: npt.NDArray[np.uint8]
-    _run: int = field(default=0, kw_only=True)  # how often other callers had used the envs
+    # Another one after other callers have used the envs; OF_HOSTS: they are of several hosts.
+    _run: int = field(default=0, kw_only=True)
 
     def __repr__(self) -> str:
         steps, envs = self.terminated.shape
@@ -186,8 +188,7 @@ class Rollout:
         lengths = self.lengths
         if (lengths == len(self.rewards)).all():
             return mapped(lambda array: array[-1], self.observations)
-        envs = np.arange(len(lengths))
-        return mapped(lambda array: array[lengths, envs], self.observations)
+        return mapped(lambda array: array[lengths, np.arange(len(lengths))], self.observations)
 
     def gae(
         self,

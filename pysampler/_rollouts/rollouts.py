@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,6 +53,7 @@ __all__ = ["Rollouts"]
 
 # How many rollouts the user may hold at a time, unless ``keep_last`` asks for more.
 _MOST_HELD = 8
+_RUNS = itertools.count(1)  # of all rollouts in this process
 
 
 class Rollouts(Sampler):
@@ -309,10 +311,12 @@ class Rollouts(Sampler):
             if self._options.overlap:
                 try:
                     self._start(runner, 1)
-                except BusyError:
-                    self._started = False  # the next call tries again
                 except Exception as error:  # for the next call: this rollout is complete
-                    self._start_error = error
+                    if isinstance(error, BusyError) and not (self._started and runner.begun):
+                        self._version -= self._started  # that call tries again
+                        self._started = False
+                    else:
+                        self._start_error = error
         except Exception:
             self._drop()
             self._interrupted = False
@@ -425,7 +429,7 @@ class Rollouts(Sampler):
             *(self._core, self.envs.num_workers, policy, self._options),
             *(prepared, entropy, weights, self._make_caller),
         )
-        self._builder = RolloutBuilder(setup, self._spec, self._restarts)
+        self._builder = RolloutBuilder(setup, self._spec, next(_RUNS))
         self._runner = self._make_runner(setup)
         self._lease.stop = functools.partial(_end, weakref.ref(self._runner))
 

@@ -59,7 +59,10 @@ class RolloutRunner:
         frames: The frames.
         mailed_infos: Infos without a column: their frame, env and dict.
         seconds: Time spent in the policy and in waiting for envs.
+        begun: Whether ``start`` has begun the rollout, if it raised.
     """
+
+    begun = True
 
     def __init__(self, setup: RunnerSetup) -> None:
         self.policy = setup.prepared.policy

@@ -222,8 +222,7 @@ class _TaskCaller(PolicyCaller):
             self._params = params[task]
             own = None if state is None else mapped(lambda part, rows=rows: part[rows], state)
             before = None if previous is None else [one[rows] for one in previous]
-            seen = [one[rows] for one in observations]
-            outputs = super().__call__(seen, own, ids[rows], before)
+            outputs = super().__call__([one[rows] for one in observations], own, ids[rows], before)
             parts.append((rows, copy.deepcopy(outputs)))  # the next call may reuse them
         return _joined(parts)
 

@@ -35,12 +35,10 @@ class WorkerRunner(RolloutRunner):
         self._num_workers = setup.num_workers
         self._in_processes = self._pool.in_processes
         self._board: Board | SharedWeights | None = None
-        if setup.weights:
-            self._board = (
-                Board(setup.weights, segment)
-                if self._in_processes
-                else SharedWeights(setup.weights, copies=self._options.overlap)
-            )
+        if setup.weights and self._in_processes:
+            self._board = Board(setup.weights, segment)
+        elif setup.weights:
+            self._board = SharedWeights(setup.weights, copies=self._options.overlap)
         self._progress = WorkerProgress(segment, len(self._groups))
         self._gauges = self._pool.gauges
         self._sent: PolicySource | None = None
@@ -62,7 +60,7 @@ class WorkerRunner(RolloutRunner):
 
     def start(self, base: int) -> None:
         """Begin a rollout at frame ``base``, with the current policy."""
-        policy = self._given_policy
+        policy, self.begun = self._given_policy, False
         if self._board is not None:
             self._gauges.newest = self._board.publish(weights_of(policy))
         elif not is_module(policy):
@@ -76,6 +74,7 @@ class WorkerRunner(RolloutRunner):
         }
         self._base = base
         with self._core.enter("rollouts"):
+            self.begun = True
             self._pool.request([(group, base) for group in self._jobs], self._jobs)
 
     def _own_normalization(self) -> Normalization | None:

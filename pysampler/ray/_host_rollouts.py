@@ -16,7 +16,7 @@ import numpy as np
 
 from pysampler._policies.trees import mapped
 from pysampler._rollouts.info_arrays import of_unlike_shapes
-from pysampler._rollouts.rollout import STEP_FIELDS, Ended, Rollout
+from pysampler._rollouts.rollout import OF_HOSTS, STEP_FIELDS, Ended, Rollout
 from pysampler.ray._host_memory import Part
 
 if TYPE_CHECKING:
@@ -278,18 +278,16 @@ class HostRollouts(Sequence[HostRollout]):
         if not self._rollouts:
             raise ValueError("cannot join rollouts: there are none")
         parts = self._rollouts
-        offsets = np.repeat(
-            np.arange(len(parts)) * self._num_envs, [len(one.ended) for one in parts]
-        )
+        counts = [len(one.ended) for one in parts]
+        offsets = np.repeat(np.arange(len(parts)) * self._num_envs, counts)
         ended = Ended(
             np.concatenate([one.ended.env for one in parts]) + offsets,
             np.concatenate([one.ended.step for one in parts]),
             np.concatenate([one.ended.returns for one in parts]),
             np.concatenate([one.ended.lengths for one in parts]),
         )
-        seconds = {
-            name: float(np.mean([one.seconds[name] for one in parts])) for name in parts[0].seconds
-        }
+        each = [one.seconds for one in parts]
+        seconds = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
         return Rollout(
             **self._fields,
             lengths=np.concatenate([one.lengths for one in parts]),
@@ -298,6 +296,7 @@ class HostRollouts(Sequence[HostRollout]):
             lag=max(one.lag for one in parts),
             seconds=seconds,
             memory=np.zeros(0, np.uint8),
+            _run=OF_HOSTS,
         )
 
     def parted(self) -> tuple[HostRollouts, HostRollouts]:

@@ -1,6 +1,7 @@
 """The ring of frames: the offsets of its arrays, and rows shared between mappings."""
 
 import resource
+import weakref
 
 import numpy as np
 import pytest
@@ -180,6 +181,17 @@ def test_memory_of_infos_grows_in_chunks():
     chunk = 1 << 16
     assert sizes == [None, chunk, chunk, chunk, chunk, 2 * chunk, 4 * chunk]
     assert place(frames.memory)[1] == place(frames.infos)[1]
+
+
+def test_smaller_memory_of_infos_lives_as_long_as_the_frames():
+    frames, _ = laid_out(plain(infos=1 << 18))
+    known = []
+    for size in (1, 1 << 17, 1 << 18):
+        frames.take_infos(size)
+        known.append(weakref.ref(frames.memory))
+    assert all(one() is not None for one in known)
+    del frames
+    assert all(one() is None for one in known)
 
 
 def test_limited_address_space_reserves_fewer_info_bytes(monkeypatch):

@@ -427,6 +427,15 @@ def test_episodes_of_each_host_are_joined_apart(simulated):
     assert statistics.means == {"seeds": 1}
 
 
+def test_episodes_of_joined_rollouts_are_refused(simulated):
+    statistics = pysampler.EpisodeStatistics(lambda _: {})
+    with rollouts() as some:
+        joined = some.take().joined
+        for one in (joined, joined.copy()):
+            with pytest.raises(ValueError, match="expected that of each host"):
+                statistics.add(one)
+
+
 def test_parts_of_episodes_around_a_dropped_rollout_are_not_joined(simulated):
     make = functools.partial(
         Small,

@@ -138,6 +138,21 @@ def test_the_first_worker_may_die_before_sending_its_weights(tmp_path):
         assert averaging.round(1).lost == []
 
 
+def test_the_first_worker_may_not_die_for_ever_before_sending_its_weights(nothing_left):
+    class Dies(Adds):
+        asked = 0
+
+        def state_dict(self):
+            self.asked += 1
+            if self.asked == 2:
+                os._exit(7)
+            return super().state_dict()
+
+    options = {"on_worker_loss": "restart", "max_restarts": 2, "restart_window": 1e-9}
+    with pytest.raises(WorkerLostError, match="exit code 7"):
+        Averaging(Dies, 1, **options)
+
+
 # -- ends ------------------------------------------------------------------------------------------
 
 

@@ -223,3 +223,24 @@ def test_parts_before_an_evaluation_are_not_of_the_episodes_after_it():
         for _ in range(4):
             lengths += statistics.add(next(rollouts)).get("episodes", np.zeros(0)).tolist()
     assert set(lengths) == {1}
+
+
+@pytest.mark.parametrize("kind", ["rollouts", "records"])
+def test_episodes_of_two_samplers_are_never_joined(kind):
+    def batches_of(reward):
+        options = {"num_envs": 1, "num_workers": 0}
+        make = functools.partial(Small, 4, reward=reward)
+        if kind == "rollouts":
+            with pysampler.Rollouts(make, policy, 2, **options) as rollouts:
+                yield from rollouts
+        with pysampler.Actors(make, policy, **options) as actors:
+            yield from actors.batches(2)
+
+    statistics = pysampler.EpisodeStatistics(lambda one: {"sum": one.rewards.sum()})
+    both = batches_of(1.0), batches_of(100.0)
+    sums = {float(one) for _ in range(6) for some in both for one in added(statistics, some)}
+    assert sums <= {4.0, 400.0}
+
+
+def added(statistics, batches):
+    return statistics.add(next(batches)).get("sum", ())

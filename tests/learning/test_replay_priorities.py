@@ -261,6 +261,13 @@ def test_a_replay_too_large_for_memory_raises_memory_error(tmp_path):
         ReplayBuffer.load(path)
 
 
+def test_new_records_after_an_interrupted_update_get_its_highest_priority():
+    replay = prioritized(8, 4)
+    replay._tree._unfinished = np.arange(1), np.full(1, 5.0)  # as a signal leaves it
+    add(replay, history(np.random.default_rng(0), 1, 1))
+    assert leaves(replay) == [5.0, 1.0, 1.0, 1.0, 5.0]
+
+
 def test_a_buffer_whose_update_was_interrupted_is_saved_with_it(tmp_path):
     replay = prioritized(8, 4)
     replay._tree._unfinished = np.arange(4), np.full(4, 5.0)  # as a signal leaves it

@@ -19,6 +19,7 @@ from small_envs import Small
 
 import pysampler
 from pysampler._rollouts.cuda import _copy_events
+from pysampler._rollouts.main_runner import TurnRunner
 from pysampler._rollouts.worker_runner import WorkerRunner
 from pysampler._vector.tuner import BatchTuner
 from pysampler._vector.vector_env import core_of
@@ -595,20 +596,64 @@ def test_steps_of_a_neighbour_do_not_hide_that_an_env_is_lost_again():
         next(rollouts)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:pysampler")
+def test_an_env_whose_reset_after_a_step_ends_the_worker_each_time_raises():
+    make = functools.partial(Small, 1, reset_info=lambda env: os._exit(3) if env.life == 1 else {})
+    options = {"on_worker_loss": "restart", "max_restarts": 2, "restart_window": 1e-6}
+    with (
+        pysampler.VectorEnv([make], num_workers=1, **options) as envs,
+        pysampler.Rollouts(envs, lambda seen: seen, 20, policy_in="workers") as rollouts,
+        pytest.raises(WorkerLostError, match="it was replaced before"),
+    ):
+        next(rollouts)
+
+
+def overlapping(where):
+    make = functools.partial(Small, 50)
+    options = {"num_envs": 2, "num_workers": 1, "overlap": True, "policy_in": where}
+    return pysampler.Rollouts(make, lambda seen: seen, 4, **options)
+
+
 def test_a_start_that_another_threads_call_refuses_is_made_again(monkeypatch):
     whole, refuses = WorkerRunner.start, []
 
+    def refuse(*_):
+        raise BusyError("another thread is in a call")
+
     def start(self, base):
-        if refuses.pop(0) if refuses else False:
-            raise BusyError("another thread is in a call")
-        whole(self, base)
+        with monkeypatch.context() as patch:
+            if refuses:
+                refuses.pop()
+                patch.setattr(self._core, "enter", refuse)
+            whole(self, base)
 
     monkeypatch.setattr(WorkerRunner, "start", start)
-    make = functools.partial(Small, 50)
-    options = {"num_envs": 2, "num_workers": 1, "overlap": True, "policy_in": "workers"}
-    with pysampler.Rollouts(make, lambda seen: seen, 4, **options) as rollouts:
+    with overlapping("workers") as rollouts:
         next(rollouts)
         refuses.append(True)
         second, third = (next(rollouts).copy() for _ in range(2))
     assert not refuses
     np.testing.assert_array_equal(third.observations[0], second.observations[-1])
+    assert third.version == second.version + 1
+
+
+@pytest.mark.parametrize(("where", "runner"), [("main", TurnRunner), ("workers", WorkerRunner)])
+def test_an_error_of_a_handler_after_a_start_drops_that_rollout(where, runner, monkeypatch):
+    whole, nested = runner.start, []
+
+    def start(self, base):
+        whole(self, base)
+        if nested:
+            raise nested.pop()
+
+    monkeypatch.setattr(runner, "start", start)
+    with overlapping(where) as rollouts:
+        next(rollouts)
+        nested.append(BusyError("a signal handler may only close it"))
+        assert next(rollouts).valid.all()
+        with pytest.raises(BusyError, match="a signal handler"):
+            next(rollouts)
+        third, fourth = (next(rollouts).copy() for _ in range(2))
+    assert third.starts[0].all()
+    np.testing.assert_array_equal(fourth.observations[0], third.observations[-1])

@@ -888,3 +888,18 @@ def test_recv_after_a_chunk_of_all_and_a_reset_has_no_chunks():
         _, rewards, *_, infos = envs.recv()
         assert rewards.shape == (2,)
         assert "steps" not in infos
+
+
+class OddSkips(SmallEnv):
+    """Raises when its method skip_frames is looked for."""
+
+    @property
+    def skip_frames(self):
+        raise RuntimeError("not started")
+
+
+def test_chunks_raise_what_looking_for_skip_frames_raises():
+    with begun([SmallEnv, OddSkips, SmallEnv], num_workers=1) as envs:
+        for _ in range(2):
+            with pytest.raises(EnvError, match="not started"):
+                envs.step_chunk(np.zeros((3, 2), np.int64))
