@@ -20,11 +20,4 @@ from pysampler.ray._host_rollouts import HostRollout, HostRollouts
 from pysampler.ray._rollouts import Rollouts
 from pysampler.ray._stats import HostStats, Stats
 
-__all__ = [
-    "Actors",
-    "HostRollout",
-    "HostRollouts",
-    "HostStats",
-    "Rollouts",
-    "Stats",
-]
+__all__ = ["Actors", "HostRollout", "HostRollouts", "HostStats", "Rollouts", "Stats"]

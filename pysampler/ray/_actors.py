@@ -97,7 +97,7 @@ class Actors(RemoteSampler):
     On each host the workers act independently, like those of :class:`pysampler.Actors`, and the
     host sends their records. ``take`` returns records of all hosts as :class:`pysampler.Records`
     with the field ``host``; ``env`` counts envs over all hosts: it is ``host * num_envs`` plus the
-    index of the env on its host.
+    index of the env on its host. After a restart of a host, ``number`` goes on with a gap.
 
     If an env or a policy raises, ``take`` raises an ``EnvError``, and the actors of that host end.
     If it raises :class:`pysampler.StopActors`, the actors of all hosts stop.
@@ -225,6 +225,8 @@ class Actors(RemoteSampler):
         }
         self._memory = BatchMemory()
         self._filled = 0
+        # By host: its generation, the number of that generation's first record, and the next one.
+        self._numbers: dict[int, tuple[int, int, int]] = {}
         super().__init__(
             *(fleet, HostedActors, envs, policy, num_envs, vector_kwargs, kwargs, seed),
             settings=self.settings,
@@ -312,8 +314,7 @@ class Actors(RemoteSampler):
     def _read(self, host: Host, count: int) -> None:
         """Copy as many records of a host's oldest message to the batch as fit."""
         call = host.calls[0]
-        assert call.answer is not None
-        message: Message | None = call.answer.content
+        message: Message | None = host.answer.content
         if message is None:
             self._fleet.end_host(host)
             self.stop()
@@ -336,11 +337,18 @@ class Actors(RemoteSampler):
         part["version"] = versions
         part["env"] += host.index * self.num_envs
         part["host"] = host.index
+        # A restarted host counts from 0 again: go on, after a gap for the records that were lost.
+        generation, first, following = self._numbers.get(host.index, (0, 0, 0))
+        if generation != host.generation:
+            first = following + 1
+        part["number"] += first
+        following = int(part["number"].max(initial=following - 1)) + 1
+        numbers = {**self._numbers, host.index: (host.generation, first, following)}
         dropped = self._dropped + end - call.read - len(rows)
-        filled = self._filled + len(rows)
         received = self._bytes + (end - call.read) * message.rows.itemsize
+        after = end, self._filled + len(rows), dropped, received, numbers
         # One statement without a call: after an interrupt, the next call continues from here.
-        call.read, self._filled, self._dropped, self._bytes = end, filled, dropped, received
+        call.read, self._filled, self._dropped, self._bytes, self._numbers = after
 
     def _room_for(self, count: int) -> npt.NDArray[Any]:
         """Return the batch, with room for ``count`` records."""

@@ -184,8 +184,7 @@ class Fleet:
 
     def take(self, host: Host) -> Answer:
         """Take the oldest answer of a host that ``wait`` has returned."""
-        answer = host.calls[0].answer
-        assert answer is not None
+        answer = host.answer
         self._taken += 1
         host.taken_at = self._taken
         host.served += 1

@@ -215,8 +215,9 @@ class HostActor:
             self._use_newest()
             answer = Answer(self._hosted.call(request), None, seconds=time.monotonic() - began)
         except Exception as error:
-            lost = isinstance(error, (LostError, EnvTimeoutError))
-            answer = Answer(None, report(error), lost=lost, ended=sampler.closed)
+            ended = sampler.closed  # a late env may have returned since
+            lost = isinstance(error, LostError) or (ended and isinstance(error, EnvTimeoutError))
+            answer = Answer(None, report(error), lost=lost, ended=ended)
         if self._sampler is not sampler:  # ``close`` was called meanwhile, or is closing it now
             with contextlib.suppress(BusyError):
                 sampler.close()

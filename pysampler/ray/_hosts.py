@@ -92,6 +92,13 @@ class Host:
     served: int = 0
     memory: Segment | None = None
 
+    @property
+    def answer(self) -> Answer:
+        """The answer to the oldest call, which was received."""
+        answer = self.calls[0].answer
+        assert answer is not None
+        return answer
+
     def __str__(self) -> str:
         return f"host {self.index}" + f" (pid {self.pid} on node {self.node})" * bool(self.pid)
 

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import (
-    get_placement_group,
-    placement_group,
-    remove_placement_group,
-)
+from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,

@@ -130,11 +130,11 @@ def policy_on_host(policy: Any) -> Any:
     return policy if has_weights(policy) else HostPolicy(policy)
 
 
-def update_policy(policy: Any, state: Any, entropy: tuple[int, ...]) -> None:
+def update_policy(policy: Any, state: Any, entropy: tuple[int, ...], device: Any = None) -> None:
     """Set the state of a policy on a host. A policy that is replaced as a whole is seeded anew."""
     if isinstance(policy, HostPolicy):
         policy.policy = cloudpickle.loads(state)
         seed_policy(policy.policy, np.random.SeedSequence(entropy), own_process=True)
     else:
         # Copies: a module keeps the arrays that it loads, and with them the object in Ray's store.
-        load_weights(policy, {name: array.copy() for name, array in state.items()})
+        load_weights(policy, {name: array.copy() for name, array in state.items()}, device)

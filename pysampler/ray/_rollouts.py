@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pysampler._common.numbers import whole_number
+from pysampler._common.torch import is_module
 from pysampler._policies.normalize import expect_normalizer
 from pysampler._policies.seeds import seed_policy
 from pysampler._rollouts.options import RolloutOptions
@@ -74,11 +75,13 @@ class HostedRollouts(HostedSampler):
         """Return a sampler with this version of the policy."""
         self._setup = setup
         self._version = self._version_before = version
-        self.policy = policy_on_host(self.policy)
+        self.policy, self._device = policy_on_host(self.policy), self.kwargs["device"]
         seeds = np.random.SeedSequence(setup.entropy)
         seed_globals(seeds)
         if state is not None:
             update_policy(self.policy, state, setup.entropy)
+        if is_module(self.policy) and self._device is not None:  # it came on the CPU
+            self.policy.to(self._device)
         seed_policy(self.policy, seeds, own_process=True)
         self._sampler = LocalRollouts(self.envs, self.policy, seed=setup.seed, **self.kwargs)
         normalization = self._sampler.normalization
@@ -89,7 +92,7 @@ class HostedRollouts(HostedSampler):
 
     def use(self, version: int, state: Any) -> None:
         """Act with another version of the policy from the next rollout on."""
-        update_policy(self.policy, state, (*self._setup.entropy, version))
+        update_policy(self.policy, state, (*self._setup.entropy, version), self._device)
         self._version = version
 
     def call(self, request: Request) -> Packed:
@@ -350,7 +353,7 @@ class Rollouts(RemoteSampler):
                 host
                 for host in answered
                 if not self._legible(host)
-                or (max_lag is not None and self._lag_of(self._head(host).version) > max_lag)
+                or (max_lag is not None and self._lag_of(host.answer.content.version) > max_lag)
             ]
             if not dropped:
                 return answered
@@ -363,10 +366,9 @@ class Rollouts(RemoteSampler):
 
         It was possible for an earlier rollout, but the host may have died, or have moved its envs.
         """
-        answer, packed = host.calls[0].answer, self._head(host)
+        packed: Packed = host.answer.content
         if packed.memory is None:
             return True
-        assert answer is not None
         memory = host.memory
         if memory is None or memory.id != packed.memory.id:
             memory = packed.memory.map()
@@ -375,26 +377,18 @@ class Rollouts(RemoteSampler):
             if memory is None:
                 return False
             packed = packed.read_in(memory)
-        host.calls[0].answer = replace(answer, content=replace(packed, memory=None))
+        host.calls[0].answer = replace(host.answer, content=replace(packed, memory=None))
         return True
-
-    @staticmethod
-    def _head(host: Host) -> Packed:
-        answer = host.calls[0].answer
-        assert answer is not None
-        return answer.content
 
     def _received(self, chosen: list[Host]) -> HostRollouts:
         """Copy the rollouts of these hosts."""
         if not chosen:
             return HostRollouts([], {}, self.num_envs)
         began = now()
-        parts = [self._head(host) for host in chosen]
+        parts: list[Packed] = [host.answer.content for host in chosen]
         fields = side_by_side(list(map(self._info_shapes.fitting, (one.fields for one in parts))))
         rollouts = []
         for position, (host, part) in enumerate(zip(chosen, parts, strict=True)):
-            answer = host.calls[0].answer
-            assert answer is not None
             lengths, ended = part.own()
             rollouts.append(
                 HostRollout(
@@ -409,7 +403,7 @@ class Rollouts(RemoteSampler):
                     node=host.node,
                     restarts=host.generation,
                     number=host.calls[0].number,
-                    host_seconds=answer.seconds,
+                    host_seconds=host.answer.seconds,
                 )
             )
         taken = HostRollouts(rollouts, fields, self.num_envs)
@@ -434,7 +428,7 @@ class Rollouts(RemoteSampler):
 
     def _release(self, host: Host) -> None:
         """Release a host's oldest answer, so that the host is called again."""
-        seen = self._head(host).seen
+        seen = host.answer.content.seen
         if self._statistics is not None and seen is not None:
             self._statistics.add(host.index, host.calls[0].number, seen)
         self._fleet.take(host)

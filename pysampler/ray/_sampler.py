@@ -174,11 +174,9 @@ class RemoteSampler(Uncopyable, Interruptible):
         """
         own = self._entropy if isinstance(self._entropy, list) else [self._entropy]
         entropy = (*own, index, generation)
-        seed = None
-        if self._seed is not None:
-            seed = self._seed + index * self.num_envs
-            if generation > 0:
-                seed = number_from(np.random.SeedSequence(entropy))
+        seed = None if self._seed is None else self._seed + index * self.num_envs
+        if seed is not None and generation > 0:
+            seed = number_from(np.random.SeedSequence(entropy))
         return HostSetup(seed, entropy)
 
     def _request(self, host: Host) -> Any:

@@ -171,7 +171,8 @@ class ActorsUnderTest:
 
     def __init__(self, report, seed):
         self.report, self.policy = report, Versioned()
-        self.last = {}  # of each env: number, lengths, terminated
+        self.last = {}  # of each env: the number of its last record
+        self.first = {}  # of each env: the number of the first record of its host's process
         self.hit = set()
         self.sampler = pysampler.ray.Actors(
             *(Numbered, self.policy), seed=seed, high=64, send_every=0.1, **options()
@@ -203,13 +204,16 @@ class ActorsUnderTest:
 
     def check(self, env, number, life):
         host, before = env // ENVS, self.last.get(env, -1)
-        if number == 0 and before >= 0:
+        if life == 0 and before >= 0:  # the host has restarted: numbers go on, after a gap
             if host not in self.hit:
                 self.report.lose(1, f"env {env} of the actors begins anew, not hit")
+            self.report.expect(number > before + 1, f"record {number} of env {env} after {before}")
+            self.first[env] = number
         elif number != before + 1:
             missed = max(0, number - before - 1)
             self.report.lose(missed, f"record {number} of env {env} after {before}")
-        self.report.expect(life == number, f"record {number} of env {env} is of step {life}")
+        made = number - self.first.get(env, 0)
+        self.report.expect(life == made, f"record {number} of env {env} is of step {life}")
         self.last[env] = number
 
 

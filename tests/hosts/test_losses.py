@@ -13,7 +13,7 @@ from hosts_in_tests import Continuity, Life, actors, idle, rollouts, weighted
 
 import pysampler
 from pysampler._workers.exceptions import error_from
-from pysampler.errors import ClosedError, EnvError, HostLostError
+from pysampler.errors import ClosedError, EnvError, EnvTimeoutError, HostLostError
 from pysampler.ray._host import HostActor
 
 SECOND = 1_000_000_000
@@ -471,18 +471,38 @@ def test_a_host_that_cannot_be_constructed_is_not_retried(simulated, monkeypatch
     assert not simulated.running
 
 
+class Late(Life):
+    """Waits in its 13th step for some seconds, once."""
+
+    def __init__(self, mark, seconds):
+        super().__init__()
+        self.mark, self.seconds = mark, seconds
+
+    def step(self, action):
+        if self.life == 12 and not self.mark.exists():
+            self.mark.touch()
+            threading.Event().wait(self.seconds)
+        return super().step(action)
+
+
+LATE = {"vector_kwargs": {"num_workers": 1, "step_timeout": 0.5}, "hosts": 1}
+
+
 @pytest.mark.filterwarnings("ignore:pysampler")
 def test_a_host_with_a_late_env_restarts(simulated, tmp_path):
-    class Late(Life):
-        def step(self, action):
-            if self.life == 12 and not (tmp_path / "late").exists():
-                (tmp_path / "late").touch()
-                threading.Event().wait()  # for ever
-            return super().step(action)
-
-    options = {"vector_kwargs": {"num_workers": 1, "step_timeout": 0.5}, "hosts": 1}
-    with actors(Late, on_host_loss="restart", **options) as some:
+    make = functools.partial(Late, tmp_path / "late", None)
+    with actors(make, on_host_loss="restart", **LATE) as some:
         while some.stats().lost == 0:
             some.take(8, timeout=1)
             simulated.sleep(0.1)
         assert len(some.take(8, min_records=8)) == 8
+
+
+def test_a_host_whose_late_env_returns_goes_on(simulated, tmp_path):
+    make = functools.partial(Late, tmp_path / "late", 0.75)
+    with rollouts(make, **LATE) as some:
+        with pytest.raises(EnvTimeoutError, match="step_timeout is 0.5"):
+            while True:
+                some.take()
+        assert len(some.take()) == 1
+        assert some.stats().lost == 0

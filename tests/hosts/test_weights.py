@@ -5,7 +5,7 @@ import pytest
 from hosts_in_tests import HasWeights, Life, assert_equal, local, rollouts, scripted, weighted
 
 from pysampler.errors import EnvError
-from pysampler.ray._policy_states import PolicyVersions
+from pysampler.ray._policy_states import PolicyVersions, update_policy
 
 
 class Weighted(HasWeights):
@@ -348,3 +348,11 @@ def test_published_weights_do_not_change_with_the_policy(versions, simulated):
     versions.publish_if_changed(State(w=weight))
     weight += 1
     np.testing.assert_array_equal(simulated.get(versions.newest)["w"], np.zeros(3))
+
+
+def test_the_policy_of_a_host_stays_on_its_device():
+    torch = pytest.importorskip("torch")
+    policy = torch.nn.Linear(2, 1)
+    state = {name: value.numpy() for name, value in policy.state_dict().items()}
+    update_policy(policy, state, (1,), "meta")  # in place of a GPU
+    assert {one.device.type for one in policy.parameters()} == {"meta"}
