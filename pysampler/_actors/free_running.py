@@ -190,10 +190,9 @@ class FreeRunningSampler(Sampler):
             )
         if self._board is not None and weights is not None:
             self._gauges.newest = self._board.publish(weights)
+        sent = self.policy if acts else PolicyElsewhere(self.policy)
         setup = PolicySetup(
-            source_of(
-                self.policy if acts else PolicyElsewhere(self.policy), in_processes=in_processes
-            ),
+            source_of(sent, in_processes=in_processes),
             *(prepared.policy.outputs, self._progress.place, entropy_from(self._seed)),
             board=self._board.place() if acts and self._board is not None else None,
             statistics=None if self._statistics is None else self._statistics.place(),
@@ -263,7 +262,9 @@ class FreeRunningSampler(Sampler):
             return version
 
     def _merge_statistics(self) -> None:
-        if self._statistics is not None:
+        # Another sampler may have claimed the normalizer once the envs were closed.
+        normalizer = self.normalizer
+        if self._statistics and normalizer and normalizer.is_claimed_by(self):
             self._statistics.merge()
 
     @property

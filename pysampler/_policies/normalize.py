@@ -347,6 +347,10 @@ class Normalizer:
         """Let only this sampler update the statistics until it is closed. Samplers call this."""
         self._user = weakref.ref(sampler)
 
+    def is_claimed_by(self, sampler: Any) -> bool:
+        """Return whether this sampler was the last to claim the normalizer."""
+        return self._user is not None and self._user() is sampler
+
     def expect_unused(self, purpose: str) -> None:
         """Raise ValueError if an open sampler updates these statistics."""
         user = None if self._user is None else self._user()

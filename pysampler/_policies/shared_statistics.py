@@ -120,10 +120,8 @@ class WorkerStatistics:
         if self._common.version != self._version:
             version, arrays = self._common.read()
             if version > 0:  # 0: the parent overwrote the board during each of many reads
-                self._version, self.normalization.statistics.moments = (
-                    version,
-                    moments_of_arrays(arrays),
-                )
+                moments = moments_of_arrays(arrays)
+                self._version, self.normalization.statistics.moments = version, moments
 
     def hand_over(self) -> None:
         """Publish the moments of the rows counted here."""

@@ -274,3 +274,16 @@ def test_stopped_actors_must_be_closed_before_others_update_statistics():
     with pysampler.Rollouts([make] * 2, still, 4, normalize=normalizer) as rollouts:
         next(rollouts)
     assert normalizer.count > counted
+
+
+def test_closed_actors_leave_the_statistics_of_the_sampler_after_them():
+    normalizer = pysampler.Normalizer()
+    envs = pysampler.VectorEnv([make] * 2)
+    actors = pysampler.Actors(envs, still, normalize=normalizer)
+    actors.take(10, min_records=10)
+    envs.close()
+    with pysampler.Rollouts([make] * 2, still, 50, normalize=normalizer) as rollouts:
+        next(rollouts)
+        counted = normalizer.count
+        actors.close()
+        assert normalizer.count == counted
