@@ -38,8 +38,7 @@ class MaskInfo(gym.Wrapper[Any, Any, Any, Any]):
     def _with_mask(self, info: dict[str, Any]) -> dict[str, Any]:
         if MASK in info:
             return info
-        masks = self.env.get_wrapper_attr("action_masks")()
-        return {**info, MASK: np.asarray(masks, np.bool_)}
+        return {**info, MASK: np.asarray(self.env.get_wrapper_attr("action_masks")(), np.bool_)}
 
 
 def make_with_masks(env_fn: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:

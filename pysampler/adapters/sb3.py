@@ -93,11 +93,8 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
                     "cannot make vector env: rewards have several numbers, and Stable-Baselines3 "
                     "takes one; wrap each env to make one of them"
                 )
-            super().__init__(
-                self.envs.num_envs,
-                self.envs.single_observation_space,
-                self.envs.single_action_space,
-            )
+            envs = self.envs
+            super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
             self.metadata = dict(self.envs.metadata)
             core_of(self.envs).batcher.keeps_types = True
             self._has_mask_method = self.has_attr("action_masks")
@@ -247,8 +244,7 @@ class VecEnv(Sb3VecEnv):  # type: ignore[misc]
         Returns:
             A bool for each env.
         """
-        kind = _env_calls.ClassName.of(wrapper_class)
-        return self._apply(indices, _env_calls.is_wrapped, kind)
+        return self._apply(indices, _env_calls.is_wrapped, _env_calls.ClassName.of(wrapper_class))
 
     def _apply(self, indices: Any, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on envs, in their workers."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RolloutCollector", "make_env", "tensordict_of"]
 
+_RESERVED = {"action", "collector", "done", "is_init", "next", "reward", "terminated", "truncated"}
+
 
 def make_env(
     id: str | EnvSpec | Callable[..., gym.Env[Any, Any]],  # noqa: A002 - gymnasium's name
@@ -79,18 +81,20 @@ def tensordict_of(rollout: Rollout) -> Any:
     observations, their keys; for tuples, "0", "1", ...), ``action`` (discrete ones as an index, not
     one-hot), the other outputs of the policy, ``is_init``, and under ``next`` the observation,
     ``reward``, ``done``, ``terminated``, ``truncated`` and infos. Where an episode ends, the next
-    observation is the last one of that episode. ``("collector", "mask")`` marks valid steps.
+    observation is the last one of that episode. ``("collector", "mask")`` marks valid steps. The
+    step before a lost one is ``truncated``, so that advantages do not depend on the lost one.
 
-    All tensors except ``reward``, which becomes float32, and ``done`` are views of the rollout's
-    memory, which is not overwritten while you hold any of them (see ``keep_last`` of ``Rollouts``).
-    If an episode has ended, ``rollout.final_observations`` become the ``next`` observations: its
-    rows without data are filled with the observations that followed.
+    All tensors are views of the rollout's memory, except ``reward``, which becomes float32,
+    ``truncated`` and ``done``. The memory is not overwritten while you hold any of them (see
+    ``keep_last`` of ``Rollouts``). If an episode has ended, ``rollout.final_observations`` become
+    the ``next`` observations: its rows without data are filled with the observations that followed.
 
     Args:
         rollout: A rollout of arrays, not of tensors, in which every env made T steps.
 
     Raises:
-        ValueError: An env made fewer steps (``allow_partial=True``).
+        ValueError: An env made fewer steps (``allow_partial=True``), or a part of the observations,
+            an extra or an info has the name of another key.
     """
     steps, envs = rollout.terminated.shape
     if (rollout.lengths != steps).any():
@@ -99,15 +103,21 @@ def tensordict_of(rollout: Rollout) -> Any:
             "for all; sample with allow_partial=False"
         )
     done = rollout.terminated | rollout.truncated
+    named = {*rollout.extras, *rollout.infos, *_named("observation", rollout.observations)}
+    if taken := named & _RESERVED:
+        raise ValueError(f"cannot make a TensorDict: {min(taken)!r} has a reserved name; rename it")
     observed = mapped(lambda array: array[:-1], rollout.observations)
     following = mapped(lambda array: array[1:], rollout.observations)
     if done.any():
         final = rollout.final_observations  # transposed, masks fit arrays of any shape
         mapped(lambda to, rows: np.copyto(to.T, rows.T, where=~done.T), final, following)
         following = final
-    ends = {"done": done, "terminated": rollout.terminated, "truncated": rollout.truncated}
-    rewards = rollout.rewards.astype(np.float32)
-    after = {"reward": rewards if rewards.ndim == 3 else rewards[..., None]}
+    # Advantages must not go on into a step that was lost: the step before it is truncated.
+    truncated = rollout.truncated.copy()
+    truncated[:-1] |= rollout.valid[:-1] & ~(rollout.valid[1:] | rollout.terminated[:-1])
+    done = rollout.terminated | truncated
+    ends = {"done": done, "terminated": rollout.terminated, "truncated": truncated}
+    after = {"reward": rollout.rewards.astype(np.float32).reshape(steps, envs, -1)}
     after |= {key: array[..., None] for key, array in ends.items()}
     arrays = {
         **_named("observation", observed),
@@ -170,8 +180,7 @@ class RolloutCollector:
 
 def _named(name: str, tree: Any) -> dict[str, Any]:
     """Return arrays by name: keys of dicts, numbers of tuples, otherwise ``name``."""
-    named = _without_tuples(tree)
-    return named if isinstance(tree, dict) else {name: named}
+    return _without_tuples(tree if isinstance(tree, dict) else {name: tree})
 
 
 def _without_tuples(tree: Any) -> Any:

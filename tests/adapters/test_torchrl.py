@@ -1,9 +1,12 @@
 """TorchRL samples pysampler's envs and accepts its rollouts as TensorDicts."""
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from made_up import SpaceEnv
+from scripted import Mortal
 
 pytest.importorskip("torchrl")
 import torch
@@ -82,10 +85,10 @@ def test_tensordict_of_shares_the_rollouts_memory():
         assert shares(data["action"], rollout.actions)
         assert shares(data["state_value"], rollout.extras["state_value"])
         assert shares(data["next", "terminated"], rollout.terminated)
-        assert shares(data["next", "truncated"], rollout.truncated)
         assert shares(data["next", "observation"], rollout.final_observations)
         np.testing.assert_array_equal(data["observation"], before.observations[:-1].swapaxes(0, 1))
         np.testing.assert_array_equal(data["next", "reward"][..., 0], before.rewards.T)
+        np.testing.assert_array_equal(data["next", "truncated"][..., 0], before.truncated.T)
         np.testing.assert_array_equal(data["is_init"][..., 0], before.starts[:-1].T)
         assert data["next", "reward"].dtype == torch.float32
         assert data["collector", "mask"].all()
@@ -142,6 +145,32 @@ def test_torchrls_gae_equals_rollout_gae():
         np.testing.assert_allclose(
             data["advantage"][..., 0].detach().numpy(), expected.T, rtol=1e-4, atol=1e-4
         )
+
+
+def test_torchrls_gae_ignores_a_lost_step(tmp_path):
+    module = TensorDictModule(lambda obs: 10 - obs[..., 1:], ["observation"], ["state_value"])
+    advantage = GAE(gamma=0.9, lmbda=0.8, value_network=module, average_gae=False)
+    fns = [functools.partial(Mortal, "die", 4, tmp_path / "died"), Mortal]
+    kwargs = {"num_workers": 2, "on_worker_loss": "restart"}
+
+    def still(observations):
+        return np.zeros((len(observations), 1))
+
+    with pysampler.Rollouts(fns, still, 8, vector_kwargs=kwargs) as sampler:
+        rollout = next(sampler)
+    assert np.argwhere(rollout.lost).tolist() == [[3, 0]]
+    expected, _ = rollout.gae(
+        10 - rollout.observations[:-1, :, 1],
+        10 - rollout.last_observations[:, 1],
+        10 - rollout.cut_observations[:, 1],
+        gamma=0.9,
+        gae_lambda=0.8,
+    )
+    data = tensordict_of(rollout)
+    assert data["next", "truncated"][0, :, 0].tolist() == [step in (2, 3) for step in range(8)]
+    assert not data["next", "done"][1].any()
+    got = advantage(data)["advantage"][..., 0].numpy()
+    np.testing.assert_allclose(got[rollout.valid.T], expected.T[rollout.valid.T], rtol=1e-5)
 
 
 def test_a_collector_stops_after_total_frames_and_closes_the_rollouts():
@@ -264,3 +293,17 @@ def test_partial_rollouts_are_refused():
         rollout.lengths[2] = 3
         with pytest.raises(ValueError, match="an env has 3 steps, expected 4 for all"):
             tensordict_of(rollout)
+
+
+def test_names_of_other_keys_are_refused():
+    space = gym.spaces.Dict(x=gym.spaces.Discrete(2), action=gym.spaces.Discrete(2))
+    with pysampler.Rollouts(
+        functools.partial(SpaceEnv, space),
+        lambda seen: np.zeros(len(seen["x"]), np.int64),
+        *(3,),
+        num_envs=2,
+        num_workers=0,
+    ) as sampler:
+        rollout = next(sampler)
+    with pytest.raises(ValueError, match="'action' has a reserved name"):
+        tensordict_of(rollout)
