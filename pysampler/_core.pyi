@@ -1345,6 +1345,10 @@ class FrameBlock(Block):
     UNSHAPED_OBS: typing.ClassVar[int] = 2
     def __reduce__(self) -> tuple:
         ...
+    def is_fresh(self, i: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether env i has yet to begin.
+        """
     def peek_overflow(self) -> list:
         """
         Return the overflow, like take_overflow(), without forgetting it.

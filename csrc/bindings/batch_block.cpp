@@ -490,16 +490,13 @@ void BatchBlock::set_options(std::size_t i, const py::object& options, std::int6
 py::object BatchBlock::why_leave(std::uint32_t frame, const py::object& actions) {
     if (!checks_) return py::none();
     for (std::size_t i = 0; i < count_; ++i) {
-        if (!begun_[i] && !fresh_[i] && !ended_[i]) {
-            return py::str("an env was stepped before its first reset");
-        }
+        if (begun_[i] || fresh_[i] || ended_[i]) continue;
+        return py::str("an env was stepped before its first reset");
     }
     if (wrong_options_) return py::str("it was given invalid options");
     const py::object given = actions.is_none() ? actions_in(frame) : actions;
     const bool python = actions.is_none() && action_types_.at(frame, first_, 0) >= kPythonNumbers;
-    if (native_ != nullptr && is_array(given) && native_->takes(given, python)) {
-        return py::none();
-    }
+    if (native_ != nullptr && is_array(given) && native_->takes(given, python)) return py::none();
     py::list exempt;  // they make no step
     for (std::size_t i = 0; i < count_; ++i) {
         if (ended_[i] || resting_[i]) exempt.append(i);

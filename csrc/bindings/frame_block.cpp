@@ -197,6 +197,7 @@ void register_frame_block(py::module_& m) {
              py::arg("version"), "Use these options for env i from its next reset on.")
         .def("set_ended", &FrameBlock::set_ended, py::arg("i"), py::arg("ended"),
              "Set whether the next step resets env i, which is not fresh any more.")
+        .def("is_fresh", &FrameBlock::is_fresh, py::arg("i"), "Whether env i has yet to begin.")
         .def("rest", &FrameBlock::rest, py::arg("i"), "Let steps leave env i alone until a reset.")
         .def("stop", &FrameBlock::stop,
              "End the interrupted call as soon as its env returns; for signal handlers.")

@@ -82,6 +82,7 @@ class FrameBlock : public Block {
     const py::dict& seeds() const { return seeds_; }
     // Whether an env has not been stepped or reset since it replaced another.
     bool fresh() const { return fresh_.any(); }
+    bool is_fresh(std::size_t i) const { return fresh_[checked_env(i)]; }
     // Env i uses these options from its next reset on, unless that reset is given others. Each step
     // writes the version of the options of its episode.
     virtual void set_options(std::size_t i, const py::object& options, std::int64_t version);

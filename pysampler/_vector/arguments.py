@@ -170,17 +170,15 @@ def preload(given: Sequence[str] | None) -> list[str] | None:
     if given is None:
         return None
     if isinstance(given, str):
-        raise refusal(
-            "make vector env", "preload", given, f"a list of names of modules: [{given!r}]"
-        )
+        expected = f"a list of names of modules: [{given!r}]"
+        raise refusal("make vector env", "preload", given, expected)
     names = list(given)
     for name in names:
         # To find a submodule would import its package.
         package = name.partition(".")[0] if isinstance(name, str) else ""
         if not package or (package not in sys.modules and find_spec(package) is None):
-            raise refusal(
-                "make vector env", "preload", name, "the name of a module that can be imported"
-            )
+            expected = "the name of a module that can be imported"
+            raise refusal("make vector env", "preload", name, expected)
     return names
 
 
@@ -276,9 +274,8 @@ def rows(given: Any) -> npt.NDArray[Any]:
         array = given
     else:
         each = list(given)
-        array = np.empty(
-            len(each), each[0].dtype if each and isinstance(each[0], np.void) else object
-        )
+        native = bool(each) and isinstance(each[0], np.void)
+        array = np.empty(len(each), each[0].dtype if native else object)
         for row, one in enumerate(each):
             array[row] = one
     if array.ndim != 1:

@@ -174,9 +174,7 @@ class VectorCore:
     @property
     def why_no_chunks(self) -> str | None:
         """Why the envs cannot make chunks of steps; None if they can."""
-        if self._nested:
-            return f"{self._nested[0][0]} steps all of its envs or none"
-        return None
+        return f"{self._nested[0][0]} steps all of its envs or none" if self._nested else None
 
     def lay_out_chunks(self, steps: int) -> None:
         """Lay out frames with room for a chunk of this many steps; nothing may be pending."""

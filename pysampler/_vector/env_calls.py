@@ -147,9 +147,7 @@ def of_each(result: Any, count: int) -> list[Any]:
     A list, tuple or array with one item for each env is split; anything else is repeated.
     """
     several = isinstance(result, (list, tuple)) or (isinstance(result, np.ndarray) and result.ndim)
-    if several and len(result) == count:
-        return list(result)
-    return [result] * count
+    return list(result) if several and len(result) == count else [result] * count
 
 
 def set_of_each(env: Any, name: str, values: Sequence[Any]) -> None:

@@ -26,7 +26,13 @@ _get_bits, _set_bits = np.random.mtrand.get_bit_generator, np.random.mtrand.set_
 _generator: random.Random = random._inst
 # Behind the head of the object: the place of the next number, and the numbers.
 _WORDS = 625
-_memory = (ctypes.c_char * (4 * _WORDS)).from_address(id(_generator) + object.__basicsize__)
+
+
+def _memory_of(generator: random.Random) -> Any:
+    return (ctypes.c_char * (4 * _WORDS)).from_address(id(generator) + object.__basicsize__)
+
+
+_memory = _memory_of(_generator)
 
 
 def _has_known_layout() -> bool:
@@ -44,8 +50,13 @@ def _set_random(state: Any) -> None:
     _memory.raw, _generator.gauss_next = state  # type: ignore[attr-defined]
 
 
+def _state_of(generator: random.Random) -> Any:
+    return _memory_of(generator).raw, generator.gauss_next  # type: ignore[attr-defined]
+
+
 if not _has_known_layout():
     _get_random, _set_random = random.getstate, random.setstate
+    _state_of = random.Random.getstate
 
 
 def _memory_of_normal() -> Any:
@@ -75,12 +86,7 @@ def _set_numpy(state: Any) -> None:
 
 def _seeded(seed: int | None) -> Any:
     """Return the state of Python's generator after a seed; None: a random one."""
-    before = _get_random()
-    try:
-        random.seed(seed)
-        return _get_random()
-    finally:
-        _set_random(before)
+    return _state_of(random.Random(seed))
 
 
 class GlobalsOf:
@@ -118,9 +124,20 @@ class GlobalsOf:
         return self._with_globals(self.env.reset, (), kwargs)
 
     def _with_globals(self, function: Any, args: Any, kwargs: Any) -> Any:
-        torch = loaded_torch()
-        outer = _get_random(), _get_numpy()
-        outer_torch = None if torch is None else torch.get_rng_state()
+        torch, inside = loaded_torch(), False
+        outer = _get_random(), _get_numpy(), torch and torch.get_rng_state()
+
+        def leave() -> None:
+            nonlocal inside
+            if inside:  # otherwise the env has drawn nothing
+                self._random, self._numpy = _get_random(), _get_numpy()
+                self._torch = torch and torch.get_rng_state()
+                inside = False
+            _set_random(outer[0])
+            _set_numpy(outer[1])
+            if torch is not None:
+                torch.set_rng_state(outer[2])
+
         try:
             _set_random(self._random)
             _set_numpy(self._numpy)
@@ -129,11 +146,11 @@ class GlobalsOf:
                     torch.set_rng_state(self._torch)
                 elif self._seed is not None:
                     torch.default_generator.manual_seed(self._seed)
+            inside = True
             return function(*args, **kwargs)
         finally:
-            self._random, self._numpy = _get_random(), _get_numpy()
-            _set_random(outer[0])
-            _set_numpy(outer[1])
-            if torch is not None:
-                self._torch = torch.get_rng_state()
-                torch.set_rng_state(outer_torch)
+            try:
+                leave()
+            except BaseException:  # of a signal handler
+                leave()
+                raise

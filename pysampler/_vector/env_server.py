@@ -351,18 +351,21 @@ class EnvServer(Server):
             if id(env) not in self._frozen:
                 if env is None or not changes_in_steps(env):  # a BatchServer makes it later
                     continue
+                self._frozen[id(env)] = Frozen()
+            frozen.append(self._frozen[id(env)])
+            if not frozen[-1].whole:
                 with self.blaming(i, "freezing its wrappers"):
                     self.end_batch(i, "an evaluation leaves its wrappers as they are", log=False)
-                    self._frozen[id(env)] = Frozen(env)
-            frozen.append(self._frozen[id(env)])
+                    frozen[-1].freeze(env)
         return frozen
 
     def thaw(self) -> None:
         """Restore the wrappers of all envs that are frozen."""
         for i, env in enumerate(self.envs):
-            if (frozen := self._frozen.pop(id(env), None)) is not None:
+            if (frozen := self._frozen.get(id(env))) is not None:
                 self.end_batch(i, "an evaluation leaves its wrappers as they are", log=False)
                 frozen.thaw()
+                del self._frozen[id(env)]
 
     def replace(self, seeds: Sequence[int], over: Sequence[bool]) -> None:
         """Prepare envs that replace others; ``seeds`` are for their next resets."""
@@ -392,12 +395,15 @@ class EnvServer(Server):
     def close(self) -> None:
         """Close all envs, even if some raise; then raise the first exception again.
 
+        After an interrupt, the next call closes the others.
         If a signal handler calls this during a step, the step stops after the current env.
         """
         for block in self.blocks:
             block.stop()
         raised: Raised | None = None
-        for i, env in enumerate(self.envs):
+        envs: list[Any] = self.envs
+        for i, env in enumerate(envs):
+            envs[i] = None
             try:
                 # A BatchServer may not have made this env yet. A vector env closes all of its envs.
                 first = env is not None and self.nested.get(i, range(i, i + 1)).start == i
@@ -425,6 +431,10 @@ class EnvServer(Server):
     def lend(self, i: int) -> gym.Env[Any, Any]:
         """Return env ``i`` in its current state, to call it."""
         return self.envs[i]
+
+    def alike(self, i: int) -> int:
+        """Return an env with the same classes and attributes as env ``i``, which exists already."""
+        return i
 
     def called(
         self,

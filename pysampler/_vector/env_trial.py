@@ -51,8 +51,7 @@ def try_env(env_fn: Callable[[], gym.Env[Any, Any]], count: int = 0) -> tuple[fl
             expect_env(env, 0)
         with _blaming("being stepped"):
             seconds, on_cpu = _step_seconds(env)
-        share = _share(env_fn, env) if count > 1 else 0
-        return seconds, on_cpu, share
+        return seconds, on_cpu, _share(env_fn, env) if count > 1 else 0
 
 
 def _share(env_fn: Any, env: gym.Env[Any, Any]) -> int:
@@ -101,9 +100,9 @@ def _step_seconds(env: gym.Env[Any, Any]) -> tuple[float, float]:
             on_cpu = ((cpu_seconds("thread-self") or 0) - on_cpu) / (time.perf_counter() - begun)
     finally:
         env.close()
-    half = took[len(took) // 2 :]  # the first ones are cold
-    # The median of several means ignores a part in which this process lost its CPU.
-    parts = [part for part in np.array_split(half, _PARTS) if len(part)]
+    # The first half is cold. The median of several means ignores a part in which this process lost
+    # its CPU.
+    parts = [part for part in np.array_split(took[len(took) // 2 :], _PARTS) if len(part)]
     seconds = float(np.median([part.mean() for part in parts]))
     return seconds, 1.0 if on_cpu is None else min(1.0, on_cpu)
 

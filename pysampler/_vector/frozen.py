@@ -64,24 +64,31 @@ class FrozenNames(NamedTuple):
 
 
 class Frozen:
-    """An env, or a vector env, whose wrappers learn nothing until ``thaw``.
+    """The wrappers of an env, or a vector env, which learn nothing until ``thaw``.
 
     Attributes:
         names: The wrappers that an evaluation may not use.
+        whole: Whether all wrappers are frozen.
     """
 
-    def __init__(self, env: Any) -> None:
-        self.names = FrozenNames([], [])
+    def __init__(self) -> None:
+        self.names, self.whole = FrozenNames([], []), False
         self._before: list[tuple[dict[str, Any], str, Any]] = []
         self._queues: list[tuple[deque[Any], deque[Any]]] = []
+
+    def freeze(self, env: Any) -> None:
+        """Freeze the wrappers. After an interrupt, call it again."""
+        self.thaw()
+        self.names, self._before, self._queues = FrozenNames([], []), [], []
         for each in _with_members(env):
             self._freeze(each)
+        self.whole = True
 
     def thaw(self) -> None:
-        """Restore what the wrappers had."""
+        """Restore what the wrappers had. May be repeated."""
         for owner, name, value in reversed(self._before):
             if value is _MISSING:
-                del owner[name]
+                owner.pop(name, None)
             else:
                 owner[name] = value
         for queue, before in self._queues:

@@ -121,12 +121,14 @@ class Apply(Job):
         env: Any
         results = []
         for rows, chosen in server.calls(block, self.envs):
-            places = [i - rows.start for i in chosen]
-            with server.using(rows.start, self.what) as env:
+            places, at = [i - rows.start for i in chosen], rows.start
+            if getattr(self.function, "reads_of_pysampler", None) == "nothing":
+                at = server.alike(at)
+            with server.using(at, self.what) as env:
                 if getattr(env, "applies_to_each", False):  # a vector env of processes
                     results += env.apply(self.function, *self.args, slots=places)
                     continue
-                result = server.called(rows.start, env, self.function, self.args, self.what)
+                result = server.called(at, env, self.function, self.args, self.what)
             each = of_each(result, len(rows)) if rows.start in server.nested else [result]
             results += [each[place] for place in places]
         return results

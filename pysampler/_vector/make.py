@@ -299,8 +299,7 @@ def _make_nested(
     sizes = arguments.parts(count - inline, min(parts, count - inline))
     options |= {"num_workers": min(workers, len(sizes)), "main_envs": int(inline > 0)}
     sizes += [inline] * bool(inline)
-    functions = [functools.partial(make, num_envs=size) for size in sizes]
-    envs = VectorEnv(functions, **options)
+    envs = VectorEnv([functools.partial(make, num_envs=size) for size in sizes], **options)
     if envs.num_envs != count:
         envs.close()
         raise ValueError(

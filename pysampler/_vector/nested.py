@@ -290,9 +290,7 @@ class NestedBlock(WholeBlock):
             given = _mapped(functools.partial(tensor_from, device=self._device), given)
         results = self._call("step", frame, given)
         observations, rewards, terminated, truncated, infos = _expect_length("step", results, 5)
-        array = None
-        if self._is_array:
-            array = _as_dtype(observations, self._observations[0].dtype)
+        array = _as_dtype(observations, self._observations[0].dtype) if self._is_array else None
         ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
         ended, _ = self._rows.write(frame, None, array, rewards, ends[0], {}, ends[1])
         begun, self._over = self._over, ends[0] | ends[1]
@@ -469,8 +467,7 @@ class NestedBlock(WholeBlock):
             by_options = {b"": (envs.tolist(), {"options_of": options_of})}
         groups = [(np.array(rows), options) for rows, options in by_options.values()]
         for own, options in groups:
-            first = self._last is None and len(envs) == self.count
-            rows = self._all if first else own
+            rows = self._all if self._last is None and len(envs) == self.count else own
             yield rows, own, self._seed_of(seeds, rows), options
 
     def _seed_of(self, seeds: Sequence[int | None], rows: Array) -> Any:
@@ -640,6 +637,4 @@ def info_of_row(value: Any, i: int, count: int) -> Any:
         if value.ndim > 1:
             return value[i].copy()
         return bool(value[i]) if value.dtype == np.bool_ else value[i]
-    if isinstance(value, (list, tuple)) and len(value) == count:
-        return value[i]
-    return value
+    return value[i] if isinstance(value, (list, tuple)) and len(value) == count else value

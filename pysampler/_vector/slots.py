@@ -164,8 +164,7 @@ class Slots(NamedTuple):
     @property
     def at_work(self) -> list[int]:
         """The envs that are at work: those of the call, and spares that reset."""
-        resetting = set(self.spares).difference(self.ready, self.unsent)
-        return [*self.awaited, *resetting]
+        return [*self.awaited, *set(self.spares).difference(self.ready, self.unsent)]
 
     def received_error(self, env: int, error: EnvError) -> Slots:
         """Return the state with the error of an env."""

@@ -148,7 +148,7 @@ class VectorEnv(GymVectorEnv[Any, Any, np.ndarray]):
             another with new envs: the interrupted step ends their episodes (``truncated``, the last
             observation seen, ``info["worker_lost"]``), and their next resets get fresh seeds.
         max_restarts: With "restart", raise nevertheless if one worker dies more often than this
-            within ``restart_window``, or in one call, such as a reset.
+            within ``restart_window``, or in one call, such as a reset, without a step in between.
         restart_window: Seconds in which restarts are counted; see ``max_restarts``.
         step_timeout: Raise if an env takes longer than this many seconds to answer; see
             ``on_hang``. None waits forever.

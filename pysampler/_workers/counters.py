@@ -416,6 +416,4 @@ def with_unit(seconds: float) -> str:
     """Return a duration as text in s, ms or us."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds * 1e6:.1f} us"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

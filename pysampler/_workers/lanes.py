@@ -145,6 +145,7 @@ class InlineLane:
             failed = self.error_of(failure_of(error, "being made"), "being made")
             raise failed from error.__cause__
         self._server: Server | None = server
+        self._closing: Server | None = None  # if an interrupt has left some of its envs open
 
     def attach(
         self, native: _core.Pool, first: int, meter: _core.Meter, gauges: WorkerGauges
@@ -236,13 +237,17 @@ class InlineLane:
 
     def close(self) -> None:
         """Close the envs, or raise EnvError. May be repeated."""
-        server, self._server = self._server, None
+        server = self._server or self._closing
+        self._server = self._closing = None
         if server is None:
             return
         try:
             server.close()
         except Exception as error:
             raise self.error_of(failure_of(error, "close()"), "closing") from error.__cause__
+        except BaseException:
+            self._closing = server
+            raise
 
     def _open_server(self) -> Server:
         """Return the env server; raise ClosedError if a signal handler has closed it meanwhile."""

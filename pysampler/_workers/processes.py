@@ -302,12 +302,9 @@ class Processes(Workers):
         child, assignment = self.children[index], self.assignments[index]
         child.ended(SHUTDOWN_TIMEOUT_S)
         status = child.status()
-        if status is None:
-            how = "ended"
-        elif status < 0:
-            how = f"signal {-status}"
-        else:
-            how = f"exit code {status}"
+        how = "ended"
+        if status is not None:
+            how = f"signal {-status}" if status < 0 else f"exit code {status}"
         doing = f"{assignment} {doing}" if doing == "being made" else f"{doing} {assignment}"
         text = f"worker {index} (pid {child.pid}) lost: {why or how} while {doing}"
         failure = self._failure_of(child)

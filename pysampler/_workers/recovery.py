@@ -48,7 +48,7 @@ class Faults:
 
     on_worker_loss: Literal["raise", "restart"] = "raise"
     # The pool ends if one worker restarts more often than this within ``restart_window`` seconds,
-    # or while it runs one command.
+    # or while it runs one command, without a step of the lost env in between.
     max_restarts: int = MAX_RESTARTS
     restart_window: float = RESTART_WINDOW
     step_timeout: float | None = None

@@ -92,9 +92,7 @@ def _mapped(function: Callable[[Any, str], Any], tree: Any, path: str) -> Any:
         return {key: _mapped(function, one, f"{path}[{key!r}]") for key, one in tree.items()}
     if isinstance(tree, (list, tuple)):
         each = [_mapped(function, one, f"{path}[{i}]") for i, one in enumerate(tree)]
-        if hasattr(tree, "_fields"):
-            return type(tree)(*each)
-        return type(tree)(each)
+        return type(tree)(*each) if hasattr(tree, "_fields") else type(tree)(each)
     return function(tree, path)
 
 

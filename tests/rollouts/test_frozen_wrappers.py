@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from interrupts import at_each_point
 from vectors import begun
 
 import pysampler
@@ -388,3 +389,21 @@ def test_films_of_envs_without_statistics_are_a_warning(tmp_path):
         envs.reset(seed=1)
         with pytest.warns(UserWarning, match="cannot film all episodes: .* has seen nothing yet"):
             pysampler.evaluate(envs, still, 2, seed=3, videos=tmp_path)
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_wrappers_freeze_or_thaw_leaves_none_frozen():
+    with begun([cleanrl] * 2, num_workers=0, seed=1) as envs:
+        counts = [one.count for one in envs.get_attr("obs_rms")]
+
+        def check(*_):
+            assert envs.get_attr("_update_running_mean") == (True, True)
+            assert [one.count for one in envs.get_attr("obs_rms")] == counts
+            np.testing.assert_array_equal(
+                pysampler.evaluate(envs, still, 2, seed=3).returns, expected
+            )
+
+        expected = own(2)
+        only = "freeze", "thaw", "_freeze", "_set"
+        points = at_each_point(lambda: pysampler.evaluate(envs, still, 2, seed=3), check, only=only)
+        assert points > 50

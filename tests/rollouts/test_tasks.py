@@ -551,3 +551,16 @@ def test_integers_left_out_of_step_send_are_named():
 def test_wrong_env_kwargs_are_refused():
     with pytest.raises(TypeError, match="cannot sample tasks: env_kwargs 5, expected a dict"):
         sampler(2, env_kwargs=5)
+
+
+def test_simulations_that_take_tasks_need_no_env_each():
+    def policy(observations, tasks, params):
+        return np.zeros((len(observations), 6), np.float32)
+
+    with (
+        pysampler.make_vec("HalfCheetahDir-v5", 16, num_workers=0, native=True) as envs,
+        pysampler.MultiTaskSampler(envs, policy, seed=1) as one,
+    ):
+        assert one.sample(3, tasks=one.sample_tasks(4)).steps == 48
+        made = envs._pool._inline._server.envs
+        assert [env is not None for env in made] == [True] + [False] * 15

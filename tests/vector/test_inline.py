@@ -335,3 +335,19 @@ def test_options_that_need_workers_are_refused_without_them(options):
         pysampler.evaluate("CartPole-v1", lambda obs: obs, 1, num_workers=0, **options)
     with pysampler.VectorEnv([Counts] * 2, num_workers="auto", **options) as envs:
         assert envs.num_workers > 0
+
+
+def test_a_close_that_an_env_interrupts_closes_the_others():
+    closed = []
+
+    class Closes(Counts):
+        def close(self):
+            closed.append(self)
+            if len(closed) == 1:
+                raise KeyboardInterrupt
+
+    envs = begun([Closes] * 3, num_workers=0)
+    with pytest.raises(KeyboardInterrupt):
+        envs.close()
+    envs.close()
+    assert len(closed) == len({*closed}) == 3

@@ -6,6 +6,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+from interrupts import at_each_point
 from told_envs import SmallEnv
 from vectors import begun
 
@@ -105,6 +106,25 @@ def test_the_generators_of_the_program_are_left_alone():
             assert (random.random(), random.gauss()) == (theirs[0].random(), theirs[0].gauss())
             envs.reset(seed=2)
             envs.step(envs.action_space.sample())
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_the_program_and_envs_their_own_generators():
+    with begun([Draws] * 2, seed=1, num_workers=0, seed_globals=True) as envs:
+        random.seed(7)
+        np.random.seed(7)
+        theirs = random.Random(7), np.random.RandomState(7)
+
+        def check(result, where):
+            if result is None:
+                envs.step_wait()
+            envs.reset(seed=3)
+            assert random.random() == theirs[0].random(), where
+            assert np.random.normal() == theirs[1].normal(), where
+            assert np.random.rand() == theirs[1].rand(), where
+
+        only = "_with_globals", "leave", "_get_random", "_set_random", "_get_numpy", "_set_numpy"
+        assert at_each_point(lambda: envs.step([0, 0]), check, only=only) > 30
 
 
 def test_a_vector_env_that_a_function_returns_counts_as_one_env():

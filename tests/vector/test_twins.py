@@ -12,7 +12,7 @@ import pytest
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from interrupts import OURS
+from interrupts import OURS, at_each_point
 from made_up import same, step_alike
 from vectors import begun
 
@@ -504,6 +504,59 @@ def test_replaced_envs_begin_again():
         assert list(rewards) == [0] * COUNT + [1] * COUNT
         assert (np.abs(observations[:COUNT]) <= 0.05).all()
         assert envs.describe().count("CartPole-v1        native") == 1
+
+
+@pytest.mark.slow
+def test_envs_go_on_after_an_interrupt_at_the_end_of_their_batch():
+    def pair():
+        ours = begun(pysampler.make_vec("CartPole-v1", 2, num_workers=0, native=True), seed=1)
+        theirs = SyncVectorEnv([functools.partial(gym.make, "CartPole-v1")] * 2)
+        theirs.reset(seed=1)
+        return ours, theirs
+
+    both = pair()
+
+    def check(_, where):
+        nonlocal both
+        with both[0]:
+            for seed in range(2):
+                step_both(*both, 3, seed)
+                states = zip(*(one.get_attr("state") for one in both), strict=True)
+                assert all(np.array_equal(*one) for one in states), where
+        both = pair()
+
+    only = "leave", "_note_python"
+    points = at_each_point(lambda: both[0].apply(np.shape), check, only=only)
+    both[0].close()
+    assert points > 5
+
+
+def test_a_state_set_after_a_loss_stays_when_the_batch_ends():
+    with begun(
+        pysampler.make_vec("CartPole-v1", COUNT, num_workers=1, on_worker_loss="restart"), seed=1
+    ) as envs:
+        state = envs.get_state([0])
+        os.kill(envs._pool.pids[0], signal.SIGKILL)
+        with pytest.raises(EnvError, match="lost: signal 9 while setting states"):
+            envs.set_state(state, [0])
+        envs.set_state(state, [0])
+        envs.set_attr("tau", 0.02)
+        assert "in Python" in envs.describe()
+        *_, truncated, infos = envs.step(np.ones(COUNT, int))
+        assert list(truncated) == list(infos["worker_lost"]) == [False] + [True] * (COUNT - 1)
+
+
+def test_half_precision_actions_of_wrappers_equal_sync_vector_env():
+    env_fns = [
+        lambda: wrappers.TransformAction(gym.make("Pendulum-v1"), lambda action: action / 2, None)
+    ] * COUNT
+    theirs = SyncVectorEnv(env_fns)
+    theirs.reset(seed=1)
+    with begun(env_fns, seed=1, num_workers=1) as ours:
+        assert "on the batch" in ours.describe()
+        for actions in drawn(theirs, 20):
+            given = actions.astype(np.float16)
+            same(ours.step(given), theirs.step(given))
 
 
 def test_the_work_of_making_envs_grows_no_faster_than_their_number():

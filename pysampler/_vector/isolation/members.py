@@ -165,6 +165,5 @@ def _value(value: Any) -> Value:
     array = np.asarray(value)
     kind = f"{kind} {array.dtype} {array.shape}"
     if array.nbytes <= _SHOWN:
-        text = " ".join(np.array2string(array, threshold=8).split())
-        return Value(kind, array.tobytes(), text)
+        return Value(kind, array.tobytes(), " ".join(np.array2string(array, threshold=8).split()))
     return Value(kind, hashlib.blake2b(array.tobytes(), digest_size=16).digest())

@@ -78,8 +78,7 @@ class TaskStepper(Stepper):
         """Return a part of the state as a view of the rows."""
         model, bit = self.task.model, _COMPONENTS[name]
         begin = mujoco.mj_stateSize(model, STATE & (int(bit) - 1))
-        size = mujoco.mj_stateSize(model, int(bit))
-        view = self.rows[:, begin : begin + size]
+        view = self.rows[:, begin : begin + mujoco.mj_stateSize(model, int(bit))]
         return (
             view[:, 0] if name == "time" else view.reshape(self.count, *getattr(data, name).shape)
         )

@@ -52,8 +52,7 @@ class KnownTask(KnownEnv):
     def block(
         self, count: int, first: int, limit: int | None, meter: _core.Meter, *, inline: bool = False
     ) -> _core.BatchBlock:
-        stepper = TaskStepper(self.task, count)
-        return _core.BatchBlock(stepper, count, first, meter, limit, inline)
+        return _core.BatchBlock(TaskStepper(self.task, count), count, first, meter, limit, inline)
 
     def has(self, env: Env) -> bool:
         model: Any = env.unwrapped.model  # type: ignore[attr-defined]
@@ -67,8 +66,7 @@ class KnownTask(KnownEnv):
         base: Any = env.unwrapped
         row = np.empty(mujoco.mj_stateSize(base.model, STATE))
         mujoco.mj_getState(base.model, base.data, row, STATE)
-        fields = [getattr(base.data, name) for name in self.task.fields]
-        return [*super()._state(env), row, *fields]
+        return [*super()._state(env), row, *[getattr(base.data, name) for name in self.task.fields]]
 
     def expect_equal(self, make: Callable[[], Env] | None) -> None:
         _expect_batches()

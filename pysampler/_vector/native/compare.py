@@ -52,6 +52,5 @@ def _different(one: Any, other: Any, name: str) -> str | None:
     equal = (one == other) | ((one != one) & (other != other))
     if equal.all():
         return None
-    at = np.argwhere(~equal)[0]
-    index = tuple(at.tolist())
+    index = tuple(np.argwhere(~equal)[0].tolist())
     return f"{name}{list(index)}: {one[index]!r}, expected {other[index]!r}"

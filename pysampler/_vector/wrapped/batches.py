@@ -66,8 +66,7 @@ class Batch:
         self._server = server
         self._stacks: list[list[Any]] = []
         if depth:
-            envs = server.envs[rows.start : rows.stop]
-            self._stacks = [outermost(env, depth) for env in envs]
+            self._stacks = [outermost(env, depth) for env in server.envs[rows.start : rows.stop]]
         self.layers = layers_for(self._stacks) if depth else []
 
     def _layered(self, inner: Any) -> LayeredBlock:
@@ -97,13 +96,12 @@ class Batch:
         # Fresh until set_ended().
         block.replace([inner.seeds.get(place) for place in range(len(self.rows))], ended.tolist())
         for place, observation in enumerate(observations):
-            if not inner.fresh:
+            if not inner.is_fresh(place):
                 block.set_ended(place, bool(ended[place]))
             if observation is not None:
                 block.set_last(place, observation)
             if place in inner.options:
-                options, version = inner.options[place]
-                block.set_options(place, options, version)
+                block.set_options(place, *inner.options[place])
                 block.used[place] = used[place]
 
     def resume(self, place: int, ended: bool, rests: bool, last: Any) -> None:  # noqa: FBT001, ARG002
@@ -156,8 +154,7 @@ class NativeBatch(Batch):
 
     def _real_env(self, place: int) -> RealEnv:
         if place not in self._real:
-            env = self._server.made(self.rows[place])
-            self._real[place] = self._known.real(env)
+            self._real[place] = self._known.real(self._server.made(self.rows[place]))
         return self._real[place]
 
     def store(self, place: int) -> gym.Env[Any, Any]:

@@ -38,6 +38,7 @@ _ERROR, _UNLIKE = _core.EnvBlock.ERROR, _core.EnvBlock.UNLIKE
 _OTHER_TYPE = (
     "an observation was not of its space's type, or a reward of a type that layers would change"
 )
+_CHUNK = "it was sent a chunk of steps"
 
 
 class _InnerFrames:
@@ -95,6 +96,7 @@ class LayeredBlock(WholeBlock):
         self.count, self.first = inner.count, inner.first
         self._leave = leave
         self._successor: Any = None
+        self._given: dict[int, Any] = {}  # by frame, the actions of its step within the layers
         self._stopped: Array | None = None  # in a chunk, the envs that make no more steps
         self._acting = [layer for layer in layers if layer.acts]
         self._outwards = list(reversed(layers))
@@ -138,13 +140,13 @@ class LayeredBlock(WholeBlock):
             self._successor = self._leave(why)
         if self._successor is not None:  # a loop in C++ may still hold this block
             return self._successor.step(frame, actions)
-        return self._step_here(frame, actions)
+        return self._step_here(frame)
 
-    def _step_here(self, frame: int, actions: Sequence[Any] | None) -> bool:
+    def _step_here(self, frame: int) -> bool:
         ended = self.inner.ended
         self._overflow = []
         with self._blaming():
-            self._step(frame, actions, ended.copy() if ended.any() else None)
+            self._step(frame, ended.copy() if ended.any() else None)
         return bool(self._overflow)
 
     @property
@@ -155,10 +157,7 @@ class LayeredBlock(WholeBlock):
         """Let every env make several steps, from the frame on, until its episode ends."""
         if self._successor is None:
             whys = (self._why_leave(frame + k, None) for k in range(steps))
-            why = next((one for one in whys if one is not None), None)
-            if why is None and not self._is_batch:
-                why = "it was sent a chunk of steps"
-            if why is not None:
+            if why := next(filter(None, whys), "" if self._is_batch else _CHUNK):
                 self._successor = self._leave(why)
         if self._successor is not None:
             return self._successor.step_chunk(frame, steps, last)
@@ -169,7 +168,7 @@ class LayeredBlock(WholeBlock):
                 at = frame + k
                 self._stopped = stopped.copy() if stopped.any() else None
                 self.inner.set_stopped(self._stopped)
-                self._step_here(at, None)
+                self._step_here(at)
                 if self._stopped is not None:
                     self._skip(at, self._stopped)
                 stopped |= self._terminated[at] | self._truncated[at] | self.inner.failed
@@ -196,11 +195,18 @@ class LayeredBlock(WholeBlock):
             return _OTHER_TYPE
         if any(layer.stale() for layer in self.layers):
             return "a variable that its wrappers read was changed"
-        if self._acting and (actions is not None or self._actions.were_python(frame)):
-            return "actions were given that are not arrays"
-        if self._is_batch and not self._acting:
-            return self.inner.why_leave(frame, actions)
-        return None
+        given: Any = actions
+        if self._acting:
+            if actions is not None or self._actions.were_python(frame):
+                return "actions were given that are not arrays"
+            try:
+                given = self._actions.of(frame)
+                for layer in self._acting:
+                    given = layer.act(given)
+            except Exception as error:  # the wrappers of each env tell whose actions raise
+                return f"a wrapper of actions raised {type(error).__name__}"
+        self._given[frame] = given
+        return self.inner.why_leave(frame, given) if self._is_batch else None
 
     @contextlib.contextmanager
     def _blaming(self) -> Iterator[None]:
@@ -214,14 +220,9 @@ class LayeredBlock(WholeBlock):
             others = range(self.first + 1, self.first + self.count)
             self._overflow += [(_core.EnvBlock.NO_RESULTS, env, None) for env in others]
 
-    def _step(self, frame: int, actions: Sequence[Any] | None, begins: Array | None) -> None:
-        given: Any = actions
-        if self._acting:
-            given = self._actions.of(frame)
-            for layer in self._acting:
-                given = layer.act(given)
+    def _step(self, frame: int, begins: Array | None) -> None:
         were_fresh = self.inner.fresh
-        self.inner.step(frame, given)
+        self.inner.step(frame, self._given.pop(frame))
         failed, unlike = self._take_inner_overflow()
         if begins is None and not (failed or unlike or were_fresh) and self._stopped is None:
             self._stepped(frame, self._everyone, slice(None))

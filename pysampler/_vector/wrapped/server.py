@@ -295,6 +295,10 @@ class BatchServer(EnvServer):
                 return batch, batch.rows.index(i)
         return None
 
+    def alike(self, i: int) -> int:
+        found = self._batch_of(i)
+        return i if found is None else found[0].rows.start
+
     def lend(self, i: int) -> gym.Env[Any, Any]:
         found = self._batch_of(i)
         if found is None:
@@ -352,15 +356,17 @@ class BatchServer(EnvServer):
         block = self.env_block(batch.rows)
         batch.ordinary(block)
         block.torn = batch.block.torn
-        for at, old in enumerate(self.blocks):
-            if old is batch.block:
-                self.blocks[at] = block
-            elif isinstance(old, GroupBlock):
-                old.blocks = [block if one is batch.block else one for one in old.blocks]
         kind = self._found[batch.rows.start]
         assert kind is not None
         self._note_python(batch.rows, kind, why)
-        self._batches.remove(batch)
+        others = [one for one in self._batches if one is not batch]
+        # Each in one statement: after an interrupt, a batch of the list has its envs' states.
+        for at, old in enumerate(self.blocks):
+            if old is batch.block:
+                self.blocks[at], self._batches = block, others
+            elif isinstance(old, GroupBlock) and batch.block in old.blocks:
+                blocks = [block if one is batch.block else one for one in old.blocks]
+                old.blocks, self._batches = blocks, others
         return block
 
     def note_options(self, options: dict[int, tuple[Any, int]]) -> None:
@@ -437,9 +443,7 @@ class BatchServer(EnvServer):
 
     def env_block_of(self, i: int) -> tuple[_core.EnvBlock, int]:
         found = self._batch_of(i)
-        if found is None:
-            return super().env_block_of(i)
-        return found[0].inner, found[1]
+        return super().env_block_of(i) if found is None else (found[0].inner, found[1])
 
     def batch_block_of(self, i: int) -> tuple[Any, int] | None:
         found = self._batch_of(i)

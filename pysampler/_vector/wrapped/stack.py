@@ -48,8 +48,7 @@ def peel(env: gym.Env[Any, Any]) -> tuple[list[Any], gym.Env[Any, Any], str | No
 
 def _hidden_method(env: Any) -> str | None:
     """Return the name of a method that an attribute of the object hides; None if there is none."""
-    kind = type(env)
-    return next((name for name in vars(env) if callable(getattr(kind, name, None))), None)
+    return next((name for name in vars(env) if callable(getattr(type(env), name, None))), None)
 
 
 def outermost(env: Any, count: int) -> list[Any]:
