@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     _Numbers = npt.NDArray[np.int64]
 
-__all__ = ["Look", "PoolLooks", "WorkerLook", "running_seconds"]
+__all__ = ["Look", "PoolLooks", "WorkerLook", "running_ns"]
 
 _IDLE = -1  # the env of a worker that steps none
 _STUCK = 10.0  # seconds in one env after which the worker counts as stuck
@@ -121,7 +120,7 @@ class PoolLooks:
         pool, gauges = self._pool, self._pool.gauges
         before, after = self._last, _Snapshot(pool)
         self._last = after
-        seconds = max(1e-9, after.at - before.at)
+        seconds = max(1, after.ns - before.ns) / 1e9
         in_current = after.running - before.running
         steps, resets = (_Since(before.rows[key], after.rows[key]) for key in ("steps", "resets"))
         newest, versions = gauges.newest, gauges.versions.tolist()
@@ -137,7 +136,7 @@ class PoolLooks:
             since = (after.ns - int(after.began[index])) / 1e9
             # A step that is still running counts up to now; what the last look counted of it, or of
             # one that has ended, does not count again.
-            busy = (steps.ns[own].sum() + resets.ns[own].sum()) / 1e9 + in_current[index]
+            busy = (steps.ns[own].sum() + resets.ns[own].sum() + in_current[index]) / 1e9
             workers.append(
                 WorkerLook(
                     main=pool.about.main and index == len(versions) - 1,
@@ -177,20 +176,19 @@ class _Snapshot:
 
     Attributes:
         rows: The counters of each env.
-        at: The time, in seconds.
         working: The env at work in each worker, since ``began``.
-        ns: The time of ``working``, in ns of ``now()``.
-        running: How long each worker's current step or reset has run, in seconds.
+        ns: The time, in ns of ``now()``.
+        running: How long each worker's current step or reset has run, in ns.
         blocked_ns: How long a full ring has blocked each actor.
         waited_ns: How long the program has waited for workers.
         ran: The ns that each worker has run, and waited for a CPU, by pid; empty if unknown.
     """
 
     def __init__(self, pool: Pool) -> None:
-        self.rows, self.at = pool.counters.envs.copy(), time.monotonic()
+        self.rows = pool.counters.envs.copy()
         self.working, self.began = pool.counters.at_work()
         self.ns = now()
-        self.running = running_seconds(self.working, self.began, self.ns)
+        self.running = running_ns(self.working, self.began, self.ns)
         self.blocked_ns = pool.gauges.blocked_ns.copy()
         self.waited_ns = int(pool.gauges.waited_ns[0])
         self.ran: dict[int | None, list[int]] = {
@@ -315,15 +313,15 @@ def _cpu_of(pid: int) -> int | None:
     return int(fields[36]) if fields else None
 
 
-def running_seconds(working: _Numbers, began: _Numbers, at: int) -> npt.NDArray[np.float64]:
-    """Return how long each worker's current step or reset has run, in seconds; 0 if it has none.
+def running_ns(working: _Numbers, began: _Numbers, at: int) -> _Numbers:
+    """Return how long each worker's current step or reset has run, in ns; 0 if it has none.
 
     Args:
         working: The env at work in each worker, as ``Counters.at_work`` returns it.
         began: Since when.
         at: The time now.
     """
-    return np.where(working == _IDLE, 0, np.maximum(at - began, 0) / 1e9)
+    return np.where(working == _IDLE, 0, np.maximum(at - began, 0))
 
 
 def _shares(

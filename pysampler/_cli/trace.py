@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pysampler._cli.chrome import SLICE_BYTES, convert, merge
-from pysampler._cli.look import running_seconds
+from pysampler._cli.look import running_ns
 from pysampler._cli.programs import AttachError, find, is_running
 from pysampler._cli.recorder import Recorder
 from pysampler._cli.screen import positive, reason_of, seconds
@@ -269,7 +269,7 @@ class _Trace:
             self._dump.add_slices(number, tracks)
             steps = int(counters.envs["steps"]["count"].sum())
             at = now()
-            running = running_seconds(*counters.at_work(), at).sum()
+            running = running_ns(*counters.at_work(), at).sum() / 1e9
             self._dump.add_counts(number, at, steps, counters.busy_seconds() + running)
             for hole in recorder.holes[holes:]:
                 self._dump.add_hole(number, hole)
