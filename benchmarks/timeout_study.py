@@ -101,6 +101,8 @@ def sampler(
     def measure(cell: dict[str, Any]) -> dict[str, Any]:
         left, timeout = cell["length"], cell["timeout"]
         waits = {"min_envs": AUTO} if timeout == AUTO else {"timeout_from": since}
+        if timeout is None:
+            waits = {}
         steps, elapsed, acting, wall, other = 0, 0.0, 0.0, 0.0, 0.0
         batches: list[int] = []
         with pysampler.MultiTaskSampler(envs, policy, timeout=timeout, seed=0, **waits) as one:
