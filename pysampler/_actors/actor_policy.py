@@ -76,8 +76,7 @@ class ActorPolicy(FreeRunningPolicy):
             shape, dtype = (self._frames.envs,), np.dtype(np.int64)
             _, counts = self._segment.array(shape, dtype, setup.record_counts)
             if setup.requests is not None:
-                groups = len(self.progress.steps)
-                self._requests = Requests(groups, self._segment, setup.requests)
+                self._requests = Requests(len(self.progress.steps), self._segment, setup.requests)
             places = self._policy, self._frames, envs, counts
             # Last: after an interrupt in a worker of this process, the next call repeats the rest.
             self._packer = Packer(setup.layout, *places, setup.so_far)

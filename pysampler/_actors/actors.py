@@ -373,9 +373,8 @@ class Actors(FreeRunningSampler):
 
     def _ring_bytes(self, outputs: PolicyOutputs) -> int:
         self._layout = RecordLayout(self._spec, outputs, self._steps)
-        slots, producers, high, low = self._ring_shape
-        ring_bytes = SharedRing.size_of(slots, self._layout.dtype, (), producers, high, low)
-        return ring_bytes + Board.size_of(1, 2)
+        (slots, *others), dtype = self._ring_shape, self._layout.dtype
+        return SharedRing.size_of(slots, dtype, (), *others) + Board.size_of(1, 2)
 
     @property
     def _ring_shape(self) -> tuple[int, int, int, int]:

@@ -83,8 +83,7 @@ class Requests:
 
     def ask(self, group: int, frame: int) -> None:
         """Request actions for the observations of a group in a frame."""
-        number = (int(self._asked[group]) >> _FRAME_BITS) + 1
-        self._asked[group] = number << _FRAME_BITS | frame
+        self._asked[group] = ((int(self._asked[group]) >> _FRAME_BITS) + 1) << _FRAME_BITS | frame
         self._bell.post(group)
 
     def wait(self, group: int) -> bool:

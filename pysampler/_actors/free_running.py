@@ -155,10 +155,9 @@ class FreeRunningSampler(Sampler):
 
         def spare_bytes(outputs: PolicyOutputs) -> int:
             numbers = (len(self.settings) + 1) * (8 * num_envs + 256)
-            statistics = 0
-            if normalization is not None:
-                statistics = SharedStatistics.size_of(normalization, len(self._first_groups))
-            shared = self._shared_bytes(weights) + numbers + statistics
+            workers = len(self._first_groups)
+            seen = 0 if normalization is None else SharedStatistics.size_of(normalization, workers)
+            shared = self._shared_bytes(weights) + numbers + seen
             requests = 0 if self._device is None else Requests.size_of(groups)
             return shared + self._ring_bytes(outputs) + requests
 

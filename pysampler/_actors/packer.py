@@ -54,8 +54,7 @@ class Packer:
         so_far: EpisodesSoFar,
     ) -> None:
         self._single_steps = layout.steps is None
-        self._frames = frames
-        self._envs = envs
+        self._frames, self._envs = frames, envs
         self._counts = counts[envs]
         count = envs.stop - envs.start
         longest = frames.count - 1

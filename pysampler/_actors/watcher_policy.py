@@ -68,6 +68,8 @@ def watcher_state(segment: Segment, offset: int | None = None) -> tuple[int, Any
 class WatcherPolicy(FreeRunningPolicy):
     """Runs episodes in a worker's only env, each with the newest weights."""
 
+    _raw: Any = ()  # the first observation of the next episode, an array for each leaf
+
     def run(
         self,
         server: EnvServer,
@@ -77,8 +79,8 @@ class WatcherPolicy(FreeRunningPolicy):
         is_replacement: bool,
     ) -> RolloutReport:
         """Run one episode after the other until stopped."""
-        nice = max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0))  # only root may lower it
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
+        # Only root may lower it.
+        os.setpriority(os.PRIO_PROCESS, 0, max(setup.nice, os.getpriority(os.PRIO_PROCESS, 0)))
         ring = setup.ring.attach(self._segment)
         _, state = watcher_state(self._segment, setup.state)
         report = RolloutReport()
@@ -92,11 +94,14 @@ class WatcherPolicy(FreeRunningPolicy):
                 continue
             self.refresh()
             self.refresh_statistics()
+            if self._raw:  # the episode before has begun this one, with its weights and statistics
+                for leaf, raw in zip(self._frames.observations, self._raw, strict=True):
+                    leaf[0] = raw
+                self._policy.after_reset(0, envs_of(server))
             episode = np.zeros(1, EPISODE)
             episode["at"], episode["version"] = state.at, self._version
-            began = now()
+            began, video = now(), NoVideo()
             number, every = state.episodes, setup.video_every
-            video = NoVideo()
             if setup.folder is not None and (requested or (every and number % every == 0)):
                 path = setup.folder / f"episode-{number:06}.mp4"
                 video = Video(server.envs[0], server.first, path, setup.fps)
@@ -128,12 +133,14 @@ class WatcherPolicy(FreeRunningPolicy):
                 return False
             if not self._step(server, 1, report):
                 return False
+            raw = [leaf[1].copy() for leaf in frames.observations]
             self._policy.after_step(1, envs)
             self._policy.carry(1, 0, envs)
             episode["return"] += frames.rewards[1, 0]
             episode["length"] += 1
             if frames.terminated[1, 0] or frames.truncated[1, 0]:
                 video.keep()
+                self._raw = raw
                 return True
             video.shoot()
         return False

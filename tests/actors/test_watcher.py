@@ -501,3 +501,35 @@ def test_a_deleted_folder_is_reported(tmp_path):
         with pytest.warns(UserWarning, match=told):
             read_curve_until_closed(watcher)
         assert len(watcher.curve) == 2
+
+
+def test_an_episode_begins_with_the_newest_statistics_and_state():
+    class Echoes(ConstantPolicy):
+        """Acts with the observation, plus a state that begins with its weight."""
+
+        def initial_state(self, count):
+            return np.full((count, 1), self.weight)
+
+        def __call__(self, observations, state):
+            return observations + state, {}, state
+
+    normalizer = pysampler.Normalizer(rewards=False)
+
+    def use(mean):
+        parts = {"mean": np.array([mean]), "variance": np.ones(1), "count": np.array(10.0)}
+        normalizer.load_state_dict({f"observations.{name}": one for name, one in parts.items()})
+
+    one_step = functools.partial(
+        Small,
+        1,
+        observe=lambda _: np.array([3.0]),
+        reward=lambda env, action: float(action[0]),
+    )
+    use(0.0)
+    with pysampler.Watcher(Echoes(), one_step, normalize=normalizer) as watcher:
+        assert watcher.wait(1)["return"] == pytest.approx([3.0])
+        use(3.0)
+        watcher.publish({"weight": np.array(0.0)})
+        assert watcher.wait(1)["return"] == pytest.approx([0.0], abs=1e-6)
+        watcher.publish({"weight": np.array(7.0)})
+        assert watcher.wait(1)["return"] == pytest.approx([7.0])
