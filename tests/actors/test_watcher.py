@@ -511,7 +511,7 @@ def test_an_episode_begins_with_the_newest_statistics_and_state():
             return np.full((count, 1), self.weight)
 
         def __call__(self, observations, state):
-            return observations + state, {}, state
+            return observations + state, {"state": state}
 
     normalizer = pysampler.Normalizer(rewards=False)
 
