@@ -56,7 +56,7 @@ def _state_of(generator: random.Random) -> Any:
 
 if not _has_known_layout():
     _get_random, _set_random = random.getstate, random.setstate
-    _state_of = random.Random.getstate
+    _state_of = random.Random.getstate  # type: ignore[assignment]
 
 
 def _memory_of_normal() -> Any:
