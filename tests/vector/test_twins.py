@@ -12,11 +12,12 @@ import pytest
 from gymnasium import wrappers
 from gymnasium.envs.classic_control import AcrobotEnv, CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from interrupts import OURS, at_each_point
+from interrupts import OURS
 from made_up import same, step_alike
 from vectors import begun
 
 import pysampler
+from pysampler._vector.wrapped.server import BatchServer
 from pysampler.envs import classic
 from pysampler.errors import EnvError
 
@@ -506,29 +507,23 @@ def test_replaced_envs_begin_again():
         assert envs.describe().count("CartPole-v1        native") == 1
 
 
-@pytest.mark.slow
-def test_envs_go_on_after_an_interrupt_at_the_end_of_their_batch():
-    def pair():
-        ours = begun(pysampler.make_vec("CartPole-v1", 2, num_workers=0, native=True), seed=1)
-        theirs = SyncVectorEnv([functools.partial(gym.make, "CartPole-v1")] * 2)
-        theirs.reset(seed=1)
-        return ours, theirs
+def test_envs_go_on_after_an_interrupt_at_the_end_of_their_batch(monkeypatch):
+    whole = BatchServer._note_python
 
-    both = pair()
+    def interrupted(*_):
+        monkeypatch.setattr(BatchServer, "_note_python", whole)
+        raise KeyboardInterrupt
 
-    def check(_, where):
-        nonlocal both
-        with both[0]:
-            for seed in range(2):
-                step_both(*both, 3, seed)
-                states = zip(*(one.get_attr("state") for one in both), strict=True)
-                assert all(np.array_equal(*one) for one in states), where
-        both = pair()
-
-    only = "leave", "_note_python"
-    points = at_each_point(lambda: both[0].apply(np.shape), check, only=only)
-    both[0].close()
-    assert points > 5
+    theirs = SyncVectorEnv([functools.partial(gym.make, "CartPole-v1")] * 2)
+    theirs.reset(seed=1)
+    with begun(pysampler.make_vec("CartPole-v1", 2, num_workers=0, native=True), seed=1) as ours:
+        monkeypatch.setattr(BatchServer, "_note_python", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ours.apply(np.shape)
+        for seed in range(2):
+            step_both(ours, theirs, 3, seed)
+            states = zip(*(one.get_attr("state") for one in (ours, theirs)), strict=True)
+            assert all(np.array_equal(*one) for one in states)
 
 
 def test_a_state_set_after_a_loss_stays_when_the_batch_ends():
