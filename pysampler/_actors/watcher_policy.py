@@ -133,14 +133,14 @@ class WatcherPolicy(FreeRunningPolicy):
                 return False
             if not self._step(server, 1, report):
                 return False
-            raw = [leaf[1].copy() for leaf in frames.observations]
+            if over := bool(frames.terminated[1, 0] or frames.truncated[1, 0]):
+                self._raw = [leaf[1].copy() for leaf in frames.observations]
             self._policy.after_step(1, envs)
             self._policy.carry(1, 0, envs)
             episode["return"] += frames.rewards[1, 0]
             episode["length"] += 1
-            if frames.terminated[1, 0] or frames.truncated[1, 0]:
+            if over:
                 video.keep()
-                self._raw = raw
                 return True
             video.shoot()
         return False
